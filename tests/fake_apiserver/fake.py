@@ -339,7 +339,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             response = self._execute(method, path, query, body)
         except RefusedError as error:
-            self._status(error.code, error.reason, error.message)
+            self._status(error.code, error.reason, error.message, error.name)
             return
         if fault is not None and fault.action == "reset-after":
             self._break()
@@ -456,8 +456,8 @@ class _Handler(BaseHTTPRequestHandler):
             body = json.dumps(_status(fault.status, "Fault", f"a fault of status {fault.status}"))
         self._send(fault.status, body.encode(), fault.content_type, fault.headers)
 
-    def _status(self, code: int, reason: str, message: str) -> None:
-        self._json(code, _status(code, reason, message))
+    def _status(self, code: int, reason: str, message: str, name: str = "") -> None:
+        self._json(code, _status(code, reason, message, name))
 
     def _json(self, code: int, document: Object) -> None:
         self._send(code, json.dumps(document).encode(), "application/json", {})
@@ -483,7 +483,7 @@ class _Handler(BaseHTTPRequestHandler):
         abort(self.connection)
 
 
-def _status(code: int, reason: str, message: str) -> Object:
+def _status(code: int, reason: str, message: str, name: str = "") -> Object:
     return {
         "kind": "Status",
         "apiVersion": "v1",
@@ -491,6 +491,7 @@ def _status(code: int, reason: str, message: str) -> Object:
         "code": code,
         "reason": reason,
         "message": message,
+        "details": {"name": name} if name else {},
     }
 
 

@@ -26,6 +26,8 @@ class RefusedError(Exception):
     code: int
     reason: str
     message: str
+    name: str = ""
+    """Name of the object, in the details of the response."""
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Store:
         with self.changed:
             found = self.objects.get(plural, {}).get((namespace, name))
             if found is None:
-                raise RefusedError(404, "NotFound", f'{plural} "{name}" not found')
+                raise RefusedError(404, "NotFound", f'{plural} "{name}" not found', name)
             return copy.deepcopy(found)
 
     def select(self, plural: str, chosen: Callable[[Object], bool]) -> tuple[list[Object], int]:
@@ -148,7 +150,7 @@ class Store:
             key = (plural, namespace, name, manager, subresource)
             if (namespace, name) not in self.objects.get(plural, {}):
                 if subresource:
-                    raise RefusedError(404, "NotFound", f'{plural} "{name}" not found')
+                    raise RefusedError(404, "NotFound", f'{plural} "{name}" not found', name)
                 self._applied[key] = copy.deepcopy(body)
                 return self.create(plural, namespace, body)
             before = self.get(plural, namespace, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -176,6 +177,44 @@ def test_every_status_has_its_own_error(
             await api.get(NODES, "n1")
         assert type(error.value) is kind
         assert f"a fault of status {status}" in str(error.value) and "GET /api/v1/nodes/n1" in str(error.value)
+
+    run_scenario(scenario)
+
+
+CAUSE = {"reason": "FieldValueForbidden", "message": "Forbidden: no", "field": "status.devices"}
+
+
+@pytest.mark.parametrize(
+    ("details", "known"),
+    [
+        ({"name": "n1", "causes": [CAUSE, {"reason": "X"}]}, (("FieldValueForbidden", "status.devices"), ("X", ""))),
+        ({"name": "n1", "causes": [7, {"reason": 7, "field": None}]}, (("", ""),)),
+        ({"name": "n1", "causes": {}}, ()),
+    ],
+)
+def test_errors_have_the_name_and_the_causes_of_the_response(
+    fake_api: FakeApi, run_scenario: Any, details: Any, known: tuple[tuple[str, str], ...]
+) -> None:
+    fake_api.fail(404, body=json.dumps({"kind": "Status", "message": "no", "details": details}))
+
+    async def scenario(api: ApiClient) -> None:
+        with pytest.raises(NotFoundError) as error:
+            await api.get(NODES, "n1")
+        assert error.value.is_of("n1") and not error.value.is_of("n2")
+        assert error.value.details.causes == known
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("details", [{}, {"name": ""}, {"name": 7}, [], "n1", None])
+def test_a_missing_kind_is_not_a_missing_object(fake_api: FakeApi, run_scenario: Any, details: Any) -> None:
+    message = 'nodes "n1" not found'
+    fake_api.fail(404, body=json.dumps({"kind": "Status", "message": message, "details": details}))
+
+    async def scenario(api: ApiClient) -> None:
+        with pytest.raises(NotFoundError) as error:
+            await api.get(NODES, "n1")
+        assert not error.value.is_of("n1")
 
     run_scenario(scenario)
 

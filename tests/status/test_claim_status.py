@@ -296,14 +296,18 @@ DRIVER_FORBIDDEN = (
 )
 
 
+def refusal_body(message: str) -> str:
+    causes = [{"reason": "FieldValueForbidden", "field": "status.driver"}] if message == DRIVER_FORBIDDEN else []
+    return json.dumps({"kind": "Status", "message": message, "details": {"name": "a", "causes": causes}})
+
+
 @pytest.mark.parametrize(("code", "message"), [(403, "no"), (422, DRIVER_FORBIDDEN)])
 def test_a_missing_permission_is_logged_once_and_retried_slowly(
     fake_api: FakeApi, run_with_client: Any, host: Host, caplog: pytest.LogCaptureFixture, code: int, message: str
 ) -> None:
     for name in ("a", "b"):
         fake_api.put("resourceclaims", claim(name, result("gpu-0")))
-    body = json.dumps({"kind": "Status", "message": message})
-    refusal = fake_api.fail(code, methods="PATCH", times=None, body=body)
+    refusal = fake_api.fail(code, methods="PATCH", times=None, body=refusal_body(message))
 
     async def scenario(api: ApiClient) -> None:
         retry_after_s = 0.5
@@ -335,7 +339,7 @@ def test_a_temporary_refusal_does_not_delay_claims(
     """A claim that is released between read and write is refused like a missing permission."""
     fake_api.put("resourceclaims", claim("a", result("gpu-0")))
     fake_api.put("resourceclaims", claim("b", result("gpu-1")))
-    fake_api.fail(code, methods="PATCH", times=1, body=json.dumps({"kind": "Status", "message": message}))
+    fake_api.fail(code, methods="PATCH", times=1, body=refusal_body(message))
 
     async def scenario(api: ApiClient) -> None:
         async with status_writer(api, host, held("a", "gpu-0"), held("b", "gpu-1")) as status:

@@ -249,7 +249,8 @@ def test_a_terminating_namespace_is_not_a_missing_permission(
     fake_api: FakeApi, run_with_client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     message = "unable to create new content in namespace team-a because it is being terminated"
-    status = {"kind": "Status", "code": 403, "message": message}
+    cause = {"reason": "NamespaceTerminating", "field": "metadata.namespace", "message": "namespace team-a is ..."}
+    status = {"kind": "Status", "code": 403, "message": message, "details": {"name": "x", "causes": [cause]}}
     fake_api.fail(403, methods="PATCH", body=json.dumps(status))
 
     async def scenario(api: ApiClient) -> None:

@@ -77,8 +77,7 @@ class UnusedClaims:
                 if held <= allocated(claim, self._driver):
                     return
         except NotFoundError as error:
-            # A server that does not serve the API (yet) returns 404 too, without an object name.
-            if f'"{entry.name}" not found' not in error.message:
+            if not error.is_of(entry.name):
                 return
         except AgentError:
             return

@@ -8,9 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from http import HTTPStatus
 from time import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from dra_agent.errors import PermanentError, RetryableError
+
+
+class StatusCause(NamedTuple):
+    """One reason of a response (StatusCause): a field that was refused, or a condition of the server."""
+
+    reason: str = ""
+    """CauseType of the API, such as FieldValueForbidden or NamespaceTerminating."""
+    field: str = ""
+
+
+class StatusDetails(NamedTuple):
+    """What a Status object states besides its message, which has no stable wording."""
+
+    name: str = ""
+    """Name of the object that the server refers to; empty where it does not know the kind."""
+    causes: tuple[StatusCause, ...] = ()
 
 
 class UnavailableError(RetryableError):
@@ -40,19 +56,38 @@ class UnauthorizedError(RetryableError):
     """401: the credentials are not accepted (any more); they are read again before this is raised."""
 
 
-class ForbiddenError(PermanentError):
+class RejectedError(PermanentError):
+    """A 4xx that a repeat does not change: base of the errors below."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: str | None = None,
+        hint: str | None = None,
+        details: StatusDetails = StatusDetails(),  # noqa: B008 (immutable)
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.details = details
+
+
+class ForbiddenError(RejectedError):
     """403: the identity may not do this."""
 
 
-class NotFoundError(PermanentError):
+class NotFoundError(RejectedError):
     """404: no such object, or no such kind."""
 
+    def is_of(self, name: str) -> bool:
+        """Whether the server has no object of this name; it returns 404 without a name for a kind that it lacks."""
+        return self.details.name == name
 
-class InvalidObjectError(PermanentError):
+
+class InvalidObjectError(RejectedError):
     """400, 413, 422 and the like: the request itself is refused."""
 
 
-_BY_STATUS: dict[int, tuple[type[RetryableError] | type[PermanentError], str | None]] = {
+_BY_STATUS: dict[int, tuple[type[RetryableError] | type[RejectedError], str | None]] = {
     HTTPStatus.UNAUTHORIZED: (
         UnauthorizedError,
         "check that the token or the client certificate is valid and has not expired",
@@ -64,13 +99,22 @@ _BY_STATUS: dict[int, tuple[type[RetryableError] | type[PermanentError], str | N
 }
 
 
-def error_for_status(status: int, message: str, *, where: str, retry_after: float | None = None) -> Exception:
+def error_for_status(
+    status: int,
+    message: str,
+    *,
+    where: str,
+    retry_after: float | None = None,
+    details: StatusDetails = StatusDetails(),  # noqa: B008 (immutable)
+) -> Exception:
     """Return the error for a status of 400 or more."""
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return ThrottledError(message, where=where, retry_after=retry_after)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.REQUEST_TIMEOUT:
         return UnavailableError(f"{message} (HTTP {status})", where=where, retry_after=retry_after)
     kind, hint = _BY_STATUS.get(status, (InvalidObjectError, None))
+    if issubclass(kind, RejectedError):
+        return kind(message, where=where, hint=hint, details=details)
     return kind(message, where=where, hint=hint)
 
 
@@ -80,6 +124,27 @@ def status_message(document: Any) -> str | None:
         return None
     message = document.get("message") or document.get("reason")
     return str(message) if message else None
+
+
+def status_details(document: Any) -> StatusDetails:
+    """Return the details of a Status object; empty for anything else, and for what is malformed."""
+    details = document.get("details") if isinstance(document, Mapping) else None
+    if not isinstance(details, Mapping):
+        return StatusDetails()
+    causes = details.get("causes")
+    return StatusDetails(
+        _text(details, "name"),
+        tuple(
+            StatusCause(_text(cause, "reason"), _text(cause, "field"))
+            for cause in (causes if isinstance(causes, list) else ())
+            if isinstance(cause, Mapping)
+        ),
+    )
+
+
+def _text(document: Mapping[str, Any], key: str) -> str:
+    value = document.get(key)
+    return value if isinstance(value, str) else ""
 
 
 def retry_after(value: str | None) -> float | None:

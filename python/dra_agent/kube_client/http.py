@@ -22,6 +22,7 @@ from dra_agent.kube_client.errors import (
     UnavailableError,
     error_for_status,
     retry_after,
+    status_details,
     status_message,
 )
 from dra_agent.kube_client.request_rate import RequestRate
@@ -357,14 +358,15 @@ async def _refused(connection: Connection, status: int, headers: dict[str, str],
 def _refusal(status: int, headers: dict[str, str], data: bytes, where: str) -> Exception:
     """Return the error of a complete response with a status of 400 or more."""
     try:
-        message = status_message(decode_json(data))
+        document = decode_json(data)
     except msgspec.DecodeError:
-        message = None
+        document = None
+    message = status_message(document)
     wait = retry_after(headers.get("retry-after"))
     if message is None:
         reason = _excerpt(data)
         message = f"HTTP {status} without a reason" if not reason else f"HTTP {status}: {reason}"
-    return error_for_status(status, message, where=where, retry_after=wait)
+    return error_for_status(status, message, where=where, retry_after=wait, details=status_details(document))
 
 
 async def _foreign(connection: Connection, status: int, headers: dict[str, str], where: str) -> UnavailableError:

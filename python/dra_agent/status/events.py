@@ -37,8 +37,8 @@ MAX_TRIES = 4
 _MAX_NOTE_BYTES = 1024
 _MAX_NAME_CHARS = 253
 _MAX_INSTANCE_CHARS = 128
-_TERMINATING = "because it is being terminated"
-"""Reason of a 403 for a namespace that is being deleted (plugin/namespace/lifecycle)."""
+_TERMINATING = "NamespaceTerminating"
+"""Cause of a 403 for a namespace that is being deleted (k8s.io/api/core/v1, NamespaceTerminatingCause)."""
 _GRANT = "create and patch on events of events.k8s.io"
 
 
@@ -227,7 +227,7 @@ class EventRecorder:
                 await self._write(series)
                 self._permission.granted()
             except ForbiddenError as error:
-                if _TERMINATING in str(error):
+                if any(cause.reason == _TERMINATING for cause in error.details.causes):
                     return  # no reader is left
                 pause = self._permission.refused(error)
                 if attempt + 1 == MAX_TRIES:

@@ -263,8 +263,7 @@ class OrphanedClaims:
         try:
             claim = await self._api.get(RESOURCE_CLAIMS, entry.name, entry.namespace, timeout=GET_TIMEOUT_S)
         except NotFoundError as error:
-            # A server that does not serve the API (yet) returns 404 too, without an object name.
-            return True if f'"{entry.name}" not found' in error.message else None
+            return True if error.is_of(entry.name) else None
         except AgentError:
             return None
         if self._claim_pods is not None:

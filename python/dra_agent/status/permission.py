@@ -6,6 +6,7 @@ import logging
 
 from dra_agent.errors import PermanentError
 from dra_agent.kube_client import ForbiddenError, InvalidObjectError
+from dra_agent.kube_client.errors import StatusCause
 from dra_agent.retry import Backoff
 
 log = logging.getLogger(__name__)
@@ -15,14 +16,18 @@ FIRST_RETRY_S = 1.0
 RETRY_AFTER_S = 600.0
 """Seconds between attempts while the permission is missing."""
 
-# A missing permission for a part of a claim's status is a field error, with status 422 instead of 403
-# (kubernetes, pkg/registry/resource/utils.go).
-_PART = "Forbidden: changing status"
+_FORBIDDEN_FIELDS = frozenset(
+    {StatusCause("FieldValueForbidden", field) for field in ("status.devices", "status.driver")}
+)
+"""A missing permission for a part of a claim's status is a field error, with status 422 instead of 403
+(kubernetes, pkg/registry/resource/utils.go)."""
 
 
 def lacks_permission(error: PermanentError) -> bool:
     """Whether a request was rejected for a missing permission, not for its content."""
-    return isinstance(error, ForbiddenError) or (isinstance(error, InvalidObjectError) and _PART in error.message)
+    if isinstance(error, InvalidObjectError):
+        return not _FORBIDDEN_FIELDS.isdisjoint(error.details.causes)
+    return isinstance(error, ForbiddenError)
 
 
 class PermissionMonitor:
