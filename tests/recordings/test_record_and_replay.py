@@ -145,6 +145,13 @@ def test_a_hung_call_costs_its_deadline_and_is_noted(t4: Host, tmp_path: Path) -
     assert [function.pci_address for function in scan(again).devices]
 
 
+def test_a_value_that_the_library_does_not_return_is_noted(t4: Host, tmp_path: Path) -> None:
+    inject.fail(tmp_path / "host", "nvmlDeviceGetHandleByPciBusId_v2", 999)
+    manifest = record(t4, tmp_path / "recording")
+    (name,) = [device["name"] for device in conclusions(t4)["devices"] if device["name"].startswith("gpu-")]
+    assert name in {omission.where for omission in manifest.omitted}
+
+
 def test_a_manifest_has_versions_and_missing_parts(t4: Host, tmp_path: Path) -> None:
     manifest = record(t4, tmp_path / "recording")
     assert manifest.drivers["nvidia"] == "535.216.03" and not manifest.identity

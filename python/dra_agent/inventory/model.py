@@ -69,6 +69,10 @@ class Diagnostic(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{text}; {self.hint}" if self.hint else text
 
 
+class UnreadDiagnostic(Diagnostic, frozen=True):
+    """A problem that is a value which the vendor's library did not return; a recording of its calls lacks it too."""
+
+
 class ObservedIssue(msgspec.Struct, frozen=True):
     """An issue of a device that observations show while it lasts."""
 

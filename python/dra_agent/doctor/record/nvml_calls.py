@@ -15,6 +15,7 @@ from dra_agent.doctor.record.nvml_survey import survey
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import UnreadDiagnostic
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.nvml import call_log
@@ -115,7 +116,8 @@ def _collect(host: Host, topology: Topology, settings: InventorySettings) -> lis
         collector.faults()
     finally:
         collector.close()
-    return [Omission(problem.where, problem.message) for problem in inventory.problems if "NVML" in problem.message]
+    unread = [problem for problem in inventory.problems if isinstance(problem, UnreadDiagnostic)]
+    return [Omission(problem.where, problem.message) for problem in unread]
 
 
 def without_identity(calls: list[RecordedCall], module: Any, replacements: Replacements) -> list[RecordedCall]:

@@ -16,7 +16,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.backend import is_usable
 from dra_agent.inventory.builder import DeviceBuilder
-from dra_agent.inventory.model import STARTING, Device, DeviceEvent, Diagnostic, Exclusion
+from dra_agent.inventory.model import STARTING, Device, DeviceEvent, Diagnostic, Exclusion, UnreadDiagnostic
 from dra_agent.inventory.nvidia.describe import DRIVER, describe_gpu, describe_instance
 from dra_agent.inventory.nvidia.events import Events, EventTargets
 from dra_agent.inventory.nvidia.gpu_info import DriverInfo, GpuInfo, read_driver, read_gpu, read_module, read_procfs
@@ -206,7 +206,7 @@ class NvidiaBackend:
             self._last_event_s = time.monotonic()
         if self._events_failure:
             problems.append(
-                Diagnostic("NVML", f"it does not report GPU events: {self._events_failure}", "run `nvidia-smi`")
+                UnreadDiagnostic("NVML", f"it does not report GPU events: {self._events_failure}", "run `nvidia-smi`")
             )
 
     def _start(self, problems: list[Diagnostic]) -> bool | None:
@@ -331,7 +331,7 @@ class NvidiaBackend:
                 )
             except RetryableError as error:
                 whole.health, whole.health_reason = "unmonitored", "NVML does not respond"
-                problems.append(Diagnostic(whole.name, f"its MIG instances: {error.message}", error.hint))
+                problems.append(UnreadDiagnostic(whole.name, f"its MIG instances: {error.message}", error.hint))
         instances = self._mig.get(address, [])
         if not instances and whole.health == "healthy" and answered:
             message = "MIG mode is on without MIG instances, so this GPU cannot be claimed"
@@ -339,7 +339,7 @@ class NvidiaBackend:
             problems.append(Diagnostic(whole.name, message, hint, severity="warning"))
         elif not instances:
             message = "its MIG instances are not known while NVML does not respond, so it cannot be claimed"
-            problems.append(Diagnostic(whole.name, message))
+            problems.append(UnreadDiagnostic(whole.name, message))
         unplaced = any(instance.start is None for instance in instances)
         if unplaced and report_placements:
             problems.append(placements_denied(whole.name))
@@ -396,7 +396,7 @@ def _classify_error(builder: DeviceBuilder, error: NvmlError) -> None:
     else:
         builder.add_issue("unreadable", f"NVML: {error.message}")
         message, hint = error.message, error.hint or "check the kernel log (dmesg)"
-    builder.problems.append(Diagnostic(builder.name, message, hint))
+    builder.problems.append(UnreadDiagnostic(builder.name, message, hint))
 
 
 def _judge(builder: DeviceBuilder, facts: GpuInfo, driver: DriverInfo | None) -> None:
@@ -416,7 +416,7 @@ def _judge(builder: DeviceBuilder, facts: GpuInfo, driver: DriverInfo | None) ->
         builder.problems.append(Diagnostic(builder.name, issue.message, _FABRIC_HINT, severity="warning"))
 
 
-_STARTING_PROBLEM = Diagnostic(
+_STARTING_PROBLEM = UnreadDiagnostic(
     "NVML",
     "it still initializes GPUs, which are described as soon as that is done",
     "enable nvidia-persistenced, or run `nvidia-smi -pm 1`, so that GPUs stay initialized",
@@ -437,11 +437,11 @@ def _library_problem(error: RetryableError, root: DriverRoot | None) -> Diagnost
             f'driver container has replaced both, or correct {SETTING} = "{root.path}" (chart: nvidia.driverRoot)'
         )
     message = f"{error.message}; NVIDIA GPUs are published with the kernel driver's attributes, without health"
-    return Diagnostic("NVML", message, hint)
+    return UnreadDiagnostic("NVML", message, hint)
 
 
 def _hung_problem(name: str, error: CallTimeoutError) -> Diagnostic:
-    return Diagnostic(name, error.message, "check the kernel log (dmesg) for Xid messages and run `nvidia-smi`")
+    return UnreadDiagnostic(name, error.message, "check the kernel log (dmesg) for Xid messages and run `nvidia-smi`")
 
 
 def make(host: Host, settings: InventorySettings) -> NvidiaBackend:

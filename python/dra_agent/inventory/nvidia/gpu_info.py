@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dra_agent.host import Host
-from dra_agent.inventory.model import Diagnostic
+from dra_agent.inventory.model import Diagnostic, UnreadDiagnostic
 from dra_agent.inventory.nvidia.fabric import FabricIssue, read_fabric
 from dra_agent.inventory.nvidia.nvml_client import (
     GpuLostError,
@@ -164,14 +164,14 @@ def _read_gpu_once(
         except NoPermissionError as error:
             denied.append(name)
             if name != _MEMORY:
-                problems.append(Diagnostic(address, f"NVML: {error.message}", error.hint))
+                problems.append(UnreadDiagnostic(address, f"NVML: {error.message}", error.hint))
             return None
         except NotSupportedError:
             return None
         except (GpuLostError, UnknownGpuError):
             raise
         except NvmlError as error:
-            problems.append(Diagnostic(address, f"NVML: {error.message}", error.hint))
+            problems.append(UnreadDiagnostic(address, f"NVML: {error.message}", error.hint))
             return None
 
     mig = ask("nvmlDeviceGetMigMode")

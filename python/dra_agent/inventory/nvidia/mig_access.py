@@ -8,7 +8,7 @@ privileged user"): those with CAP_SYS_ADMIN, or that can open /proc/driver/nvidi
 from __future__ import annotations
 
 from dra_agent.host import Host
-from dra_agent.inventory.model import Diagnostic
+from dra_agent.inventory.model import Diagnostic, UnreadDiagnostic
 
 _UNIT = "install systemd/mig.conf as a drop-in of the unit (CapabilityBoundingSet=CAP_SYS_ADMIN)"
 READ_HINT = f"set `mig: read` in the values of the Helm chart, or {_UNIT}"
@@ -30,16 +30,16 @@ def placements_denied(name: str) -> Diagnostic:
         "NVML does not permit the agent to read the placement of its MIG instances: device names contain the id of the "
         "instance (gi) instead"
     )
-    return Diagnostic(name, message, READ_HINT, severity="warning")
+    return UnreadDiagnostic(name, message, READ_HINT, severity="warning")
 
 
 def partitions_denied(name: str) -> Diagnostic:
     """Return the diagnostic for a GPU that a rule partitions, whose possible placements cannot be read."""
     message = "inventory.partition selects it, but NVML does not permit the agent to read or create MIG partitions"
-    return Diagnostic(name, message, CHANGE_HINT)
+    return UnreadDiagnostic(name, message, CHANGE_HINT)
 
 
 def memory_denied(name: str) -> Diagnostic:
     """Return the diagnostic for a GPU in MIG mode whose total memory cannot be read."""
     message = "NVML does not permit the agent to read its memory in MIG mode, so the whole GPU has no capacity `memory`"
-    return Diagnostic(name, message, READ_HINT, severity="warning")
+    return UnreadDiagnostic(name, message, READ_HINT, severity="warning")

@@ -14,7 +14,7 @@ from typing import Any
 
 from dra_agent.errors import RetryableError
 from dra_agent.inventory.interconnect import Interconnect, group_gpus, pair
-from dra_agent.inventory.model import Diagnostic
+from dra_agent.inventory.model import Diagnostic, UnreadDiagnostic
 from dra_agent.inventory.nvidia.nvml_client import (
     CallTimeoutError,
     NotSupportedError,
@@ -61,7 +61,7 @@ class NvLinks:
                 ends[address] = Counter()
             except RetryableError as error:
                 message = f"its NVLinks cannot be read: {error.message}"
-                problems.append(Diagnostic(address, message, error.hint, severity="warning"))
+                problems.append(UnreadDiagnostic(address, message, error.hint, severity="warning"))
                 if not isinstance(error, CallTimeoutError):
                     ends[address] = Counter()
                 elif (hangs := hangs + 1) == MAX_HANGS:

@@ -15,7 +15,7 @@ from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.builder import DeviceBuilder
-from dra_agent.inventory.model import Device, Diagnostic, Exclusion, device_name
+from dra_agent.inventory.model import Device, Diagnostic, Exclusion, UnreadDiagnostic, device_name
 from dra_agent.inventory.nvidia.describe import describe_instance, describe_partition
 from dra_agent.inventory.nvidia.gpu_info import DriverInfo, GpuInfo
 from dra_agent.inventory.nvidia.mig import MigInstance, read_instances, retry_if_changed
@@ -93,7 +93,7 @@ class PartitionableGpus:
                     return None
             except RetryableError as error:
                 whole.health, whole.health_reason = "unmonitored", "NVML does not respond"
-                whole.problems.append(Diagnostic(whole.name, f"its MIG partitions: {error.message}", error.hint))
+                whole.problems.append(UnreadDiagnostic(whole.name, f"its MIG partitions: {error.message}", error.hint))
         profiles = self._profiles.get(address)
         if profiles is None:
             self.withhold(whole.name, "its possible MIG partitions are not known while NVML does not respond")
