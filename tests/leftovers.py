@@ -115,7 +115,8 @@ def _process_settings() -> dict[str, object]:
 def _nvml_users() -> dict[str, int]:
     """Return the users of each NVML library that is open; another test that opens it could not close it."""
     module = sys.modules.get("dra_agent.inventory.nvidia.nvml_client")
-    return {str(path): client._users for path, client in module._SHARED.items()} if module else {}
+    users: dict[str, int] = module.shared_users() if module else {}
+    return users
 
 
 def _descriptors() -> int:

@@ -66,11 +66,12 @@ class Child(HostCommand):
 
 def shared(module: str, deadline: float) -> Child:
     """Return the one `Child` of a module and deadline: one that hung is left alone for a while, by every caller."""
-    return _shared(sys.executable, module, deadline)
+    return shared_child(sys.executable, module, deadline)
 
 
 @functools.cache
-def _shared(executable: str, module: str, deadline: float) -> Child:
+def shared_child(executable: str, module: str, deadline: float) -> Child:
+    """Return the one `Child` of these values; `executable` is that of the children."""
     del executable  # a key of the cache
     return Child(module, deadline)
 

@@ -124,7 +124,7 @@ def load_manifest(folder: Path) -> Manifest:
         ) from None
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}", where=str(path), hint=_HINT) from None
-    manifest = _decode(raw, path)
+    manifest = decode_manifest(raw, path)
     import hashlib  # not for agents on real devices: it loads OpenSSL
 
     seen: set[str] = set()
@@ -141,7 +141,8 @@ def load_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def _decode(raw: bytes, path: Path) -> Manifest:
+def decode_manifest(raw: bytes, path: Path) -> Manifest:
+    """Decode a manifest that was read from `path`. Raises UsageError if it is invalid or of another format."""
     try:
         found = decode_json(raw, type=_Format).format
         if found != FORMAT:

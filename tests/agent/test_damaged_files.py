@@ -88,7 +88,7 @@ def _mig(folder: Path) -> tuple[Path, Callable[[], Any]]:
 
 def _vfio(folder: Path) -> tuple[Path, Callable[[], Any]]:
     store = VfioBindingStore(folder)
-    return store._path("0000:00:04.0"), lambda: store.read("0000:00:04.0")
+    return store.path("0000:00:04.0"), lambda: store.read("0000:00:04.0")
 
 
 def _conflicts(folder: Path) -> tuple[Path, Callable[[], Any]]:
@@ -96,8 +96,7 @@ def _conflicts(folder: Path) -> tuple[Path, Callable[[], Any]]:
 
 
 def _moved(folder: Path) -> tuple[Path, Callable[[], Any]]:
-    interfaces = MovedInterfaces(folder)
-    return interfaces._folder / "0000.json", interfaces._notes
+    return folder / "net/0000.json", MovedInterfaces(folder).changed_by_claims
 
 
 @pytest.mark.parametrize("make", [_state_file, _health, _other_driver, _own_driver, _mig, _vfio, _conflicts, _moved])

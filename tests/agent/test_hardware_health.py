@@ -134,7 +134,7 @@ def test_a_hanging_library_makes_health_unknown_without_no_schedule(
 def shorten_timeout(hardware: DeviceState, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the timeout of NVML calls from now on; earlier calls had the time of a slow machine."""
     library = acquire(hardware.host.nvml_library, LONG_TIMEOUT_S)
-    monkeypatch.setattr(library, "_timeout", HANGS_S)
+    monkeypatch.setattr(library, "timeout_s", HANGS_S)
     library.close()
 
 

@@ -203,7 +203,7 @@ def test_try_reports_a_container_that_does_not_start(
     podman.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/sbin:/usr/bin:/bin")
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr("dra_agent.cdi.runtime._NAMESPACE_SCRIPT", 'exec "$@"')
+    monkeypatch.setattr("dra_agent.cdi.runtime.NAMESPACE_SCRIPT", 'exec "$@"')
     monkeypatch.setattr("dra_agent.cdi.runtime.shutil.which", _which_with("unshare", tmp_path))
     assert main(["cdi", "try", "uid-1", "--cdi-dir", str(cdi)]) == 1
     error = capfd.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 
 from cli.manifests import CLASS, claim, write
 from dra_agent.cli.completion import script
-from dra_agent.cli.parser import build_parser, leaves
+from dra_agent.cli.parser import build_parser, flags_of, leaves
 from eventually import DEADLINE_S, eventually
 
 Command = Callable[..., tuple[int, str, str]]
@@ -59,7 +59,7 @@ def test_candidates_are_those_of_the_parser(command: Command, line: str, expecte
 @pytest.mark.parametrize("words", [words for words, _ in leaves(build_parser())], ids=" ".join)
 def test_every_flag_of_every_command_is_a_candidate(command: Command, words: tuple[str, ...]) -> None:
     parser = dict(leaves(build_parser(words[0])))[words]
-    flags = {flag for flag in parser._option_string_actions if flag.startswith("--") and "=" not in flag}
+    flags = {flag for flag in flags_of(parser) if flag.startswith("--") and "=" not in flag}
     assert set(complete(command, " ".join([*words, "--"]))) == flags
 
 

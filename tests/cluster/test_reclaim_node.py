@@ -63,7 +63,7 @@ def test_pods_of_a_named_claim_are_not_placed_on_the_node_again(
         all_released(reclaimed)
         run_on(namespace, "serve", "node-b", 2)
         elapsed = time.monotonic() - noticed
-    changes = [change for change in list(history._changes[PODS]) if app_of(change.object) == "serve"]
+    changes = [change for change in list(history.changes[PODS]) if app_of(change.object) == "serve"]
     came_back = {s.uid for s in changes if s.uid not in before and s.object["spec"].get("nodeName") == "node-a"}
     print(f"{len(came_back)} pods came back to the reclaimed node; left after {elapsed:.1f} s")
     # Without the cordon it is more than a hundred. Pods that are bound before the cordon still start.

@@ -442,13 +442,13 @@ def test_a_client_accepted_at_the_last_moment_is_closed(short_path: Path) -> Non
 def checks_of(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Return the results of all later checks whether a path has no listener."""
     found: list[bool] = []
-    check = server_module._has_no_listener
+    check = server_module.has_no_listener
 
     def record(path: Path, own: int) -> bool:
         found.append(check(path, own))
         return found[-1]
 
-    monkeypatch.setattr(server_module, "_has_no_listener", record)
+    monkeypatch.setattr(server_module, "has_no_listener", record)
     return found
 
 

@@ -220,13 +220,13 @@ def test_mig_mode_is_disabled_for_the_whole_gpu(world: World) -> None:
 def test_a_lingering_process_is_waited_for_and_then_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
     world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
-    monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 0.6)
+    monkeypatch.setattr(gpus, "RETRY_TIMEOUT_S", 0.6)
     inject.fail(world.root, "nvmlComputeInstanceDestroy", IN_USE, machine=MACHINE)
     with pytest.raises(RetryableError, match="a process still uses it") as raised:
         world.setup.tear_down("u1", [device.name], None, a_minute())
     assert raised.value.hint is not None
     assert world.exist() == [(19, 6, 1)]
-    monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(gpus, "RETRY_TIMEOUT_S", 60.0)
     threading.Timer(0.3, lambda: inject.clear(world.root)).start()
     world.setup.tear_down("u1", [device.name], None, a_minute())
     assert world.exist() == []
@@ -237,7 +237,7 @@ def test_a_gpu_instance_that_outlives_its_compute_instance_is_finished_later(
 ) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
     world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
-    monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(gpus, "RETRY_TIMEOUT_S", 0.0)
     inject.fail(world.root, "nvmlGpuInstanceDestroy", IN_USE, machine=MACHINE)
     with pytest.raises(RetryableError, match="GPU instance cannot be destroyed"):
         world.setup.tear_down("u1", [device.name], None, a_minute())
@@ -266,7 +266,7 @@ def test_a_partition_in_use_is_tried_again_no_longer_than_the_caller_waits(
 
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
     world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
-    monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(gpus, "RETRY_TIMEOUT_S", 3600.0)
     inject.fail(world.root, "nvmlComputeInstanceDestroy", IN_USE, machine=MACHINE)
     with pytest.raises(RetryableError, match="a process still uses it"):
         monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: passed_s[0]))
@@ -277,13 +277,13 @@ def test_a_partition_in_use_is_tried_again_no_longer_than_the_caller_waits(
 
 def test_missing_room_is_retried_and_then_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
-    monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 0.6)
+    monkeypatch.setattr(gpus, "RETRY_TIMEOUT_S", 0.6)
     inject.fail(world.root, "nvmlDeviceCreateGpuInstanceWithPlacement", NO_ROOM, machine=MACHINE)
     with pytest.raises(RetryableError, match="the GPU has no room"):
         world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     world.setup.roll_back("u1", [device.name], MigConfig(), a_minute())
     assert world.notes() == []
-    monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(gpus, "RETRY_TIMEOUT_S", 60.0)
     threading.Timer(0.3, lambda: inject.clear(world.root)).start()
     world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     assert world.exist() == [(19, 6, 1)]
@@ -411,7 +411,7 @@ def test_a_claim_on_two_gpus_releases_the_gpus_that_work(world: World) -> None:
 
 def test_an_instance_that_appears_during_the_wait_is_foreign(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
-    monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(gpus, "RETRY_TIMEOUT_S", 0.1)
     make = drivers.MigDriver.make
 
     def overtaken(driver: drivers.MigDriver, profile: int, placement: Placement) -> drivers.GpuInstance:
@@ -460,7 +460,7 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, bool], None]:
         def passes(original: Callable[..., Any], name: str) -> Callable[..., Any]:
             def call(*arguments: Any, **options: Any) -> Any:
                 nonlocal left
-                mine = name == step or (name == "_call" and step in arguments)
+                mine = name == step or (name == "call" and step in arguments)
                 if mine:
                     left -= 1
                 if mine and left == 0 and not after:
@@ -472,7 +472,7 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, bool], None]:
 
             return call
 
-        monkeypatch.setattr(drivers.MigDriver, "_call", passes(drivers.MigDriver._call, "_call"))
+        monkeypatch.setattr(drivers.MigDriver, "call", passes(drivers.MigDriver.call, "call"))
         for name in ("write", "remove"):
             monkeypatch.setattr(atomic_file, name, passes(getattr(atomic_file, name), name))
 

@@ -99,7 +99,7 @@ def is_gone(pid: int) -> bool:
 def test_a_daemon_that_a_container_keeps_from_hearing_is_killed(
     world: World, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
-    monkeypatch.setattr("dra_agent.device_setup.mps.daemon._QUIT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dra_agent.device_setup.mps.daemon.QUIT_TIMEOUT_S", 0.2)
     world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     pid = world.pid()
     assert pid is not None

@@ -113,7 +113,7 @@ def test_an_mtu_that_the_adapter_does_not_take(tree: Tree, monkeypatch: pytest.M
     def refuse(name: str, mtu: int) -> None:
         raise OSError(errno.EINVAL, "Invalid argument")  # as dev_set_mtu answers above max_mtu
 
-    monkeypatch.setattr(agent._interfaces, "set_mtu", refuse)
+    monkeypatch.setattr(agent.interfaces, "set_mtu", refuse)
     with pytest.raises(
         PermanentError, match="interface.mtu: ens1 does not accept 9999: Invalid argument; request a smaller MTU"
     ):
@@ -135,7 +135,7 @@ def test_an_interface_that_cannot_be_read_or_restored_is_an_error(tree: Tree, mo
         raise OSError(errno.EBUSY, "Device or resource busy")
 
     with monkeypatch.context() as patch:
-        patch.setattr(agent._interfaces, "set_mtu", refuse)
+        patch.setattr(agent.interfaces, "set_mtu", refuse)
         with pytest.raises(RetryableError, match="ens1 cannot be restored: Device or resource busy"):
             agent.tear_down("a", ["nic-0"], None, a_minute())
     agent.tear_down("a", ["nic-0"], None, a_minute())

@@ -93,7 +93,7 @@ class Nic:
         folder = self.root / "host"
         agent = NicSetup(self.host, self.root / "state", folder, return_timeout_s=0.3)
         # The device's folder in /sys, which for a NIC shows the host's interfaces alone.
-        agent._interfaces.of = lambda address: [name for name in (self.name, IN_POD) if (NET / name).exists()]  # type: ignore[method-assign]
+        agent.interfaces.of = lambda address: [name for name in (self.name, IN_POD) if (NET / name).exists()]  # type: ignore[method-assign]
         return agent
 
     def prepare(self, **interface: Any) -> SetupOutcome:
@@ -166,7 +166,7 @@ def other_pod() -> Iterator[int]:
 def answered(agent: NicSetup, path: Path | None = None) -> Iterator[None]:
     """Answer hooks as the agent does, on its socket or at another path."""
     loop = asyncio.new_event_loop()
-    hooks = HookServer(path or agent._hook.socket, {TASK: agent.mover.move})
+    hooks = HookServer(path or agent.hook.socket, {TASK: agent.mover.move})
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     asyncio.run_coroutine_threadsafe(hooks.start(), loop).result(60)
@@ -495,7 +495,7 @@ def test_an_interface_of_the_same_name_that_is_not_the_nics_stays(
     outcome = the_nic.prepare(name=IN_POD)
     agent = the_nic.new_agent()
     # As /sys shows it on a host that is simulated, or not this one.
-    monkeypatch.setattr(agent._interfaces, "hardware_address", lambda name: "02:00:00:00:00:01")
+    monkeypatch.setattr(agent.interfaces, "hardware_address", lambda name: "02:00:00:00:00:01")
     with answered(agent):
         done = the_nic.hook(outcome, pod)
     assert done.returncode == 1 and "neither on the host nor" in done.stderr
@@ -543,7 +543,7 @@ def test_a_claim_that_is_gone_or_keeps_its_interface_on_the_host_moves_nothing(t
 def test_a_container_waits_for_an_agent_that_is_being_started(the_nic: Nic, pod: int) -> None:
     outcome = the_nic.prepare(name=IN_POD)
     agent = the_nic.new_agent()
-    path, ready = agent._hook.socket, agent._hook.socket.with_name("ready")
+    path, ready = agent.hook.socket, agent.hook.socket.with_name("ready")
     with answered(agent, ready), ThreadPoolExecutor(1) as pool, socket.socket(socket.AF_UNIX) as earlier:
         # An earlier agent stops before it answers: from then on the hook tries again.
         earlier.bind(os.fspath(path))
@@ -594,7 +594,7 @@ def test_other_interfaces_of_a_device_are_not_moved(the_nic: Nic, pod: int) -> N
     outcome = the_nic.prepare(name=IN_POD)
     # As a card in switchdev mode shows its own interface and those that stand for its virtual functions.
     agent = the_nic.new_agent()
-    agent._interfaces.of = lambda address: [the_nic.peer, *([the_nic.name] if (NET / the_nic.name).exists() else [])]  # type: ignore[method-assign]
+    agent.interfaces.of = lambda address: [the_nic.peer, *([the_nic.name] if (NET / the_nic.name).exists() else [])]  # type: ignore[method-assign]
     with answered(agent):
         assert the_nic.hook(outcome, pod).returncode == 0
     assert (NET / the_nic.peer).exists() and not (NET / the_nic.name).exists()

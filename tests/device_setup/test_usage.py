@@ -18,6 +18,7 @@ from dra_agent.device_setup.shares.usage import Usage, UsageReader
 from dra_agent.host import Host
 from dra_agent.inventory.api import Attribute, Capacity
 from dra_agent.inventory.model import Device
+from dra_agent.inventory.nvidia.nvml_client import NvmlClient
 from dra_agent.prepare import JournalLedger
 from dra_agent.prepare.ledger import HeldDevice, LedgerEntry
 from dra_agent.prepare.record import ClaimRecord
@@ -90,10 +91,10 @@ def meter() -> Iterator[Meter]:
     """Read the usage of shares on the host of a tree."""
     readers: list[UsageReader] = []
 
-    def read(tree: Path, *everything: HeldShare, standalone: bool = False) -> UsageReader:
+    def read(tree: Path, *everything: HeldShare, standalone: bool = False, is_sample: bool = False) -> UsageReader:
         host = Host(tree / "sys", tree / "dev", tree / "proc")
-        owners = ProcessOwners(host, everything or (held(),), standalone=standalone, is_sample=False)
-        readers.append(UsageReader(host, tree / "state", 1.0, owners))
+        owners = ProcessOwners(host, everything or (held(),), standalone=standalone, is_sample=is_sample)
+        readers.append(UsageReader(host, tree / "state", 1.0, owners, is_sample=is_sample))
         return readers[-1]
 
     yield read
@@ -233,16 +234,14 @@ def test_the_driver_counts_by_the_cgroups_that_it_limits(
             return CgroupMemory(4 << 30, {"a": 1, "b": 40}[cgroup.name])
 
     lanes: set[str] = set()
-    reader = meter(tree)
-    reader._driver = Driver(None, 1.0)
+    monkeypatch.setattr("dra_agent.device_setup.shares.usage.DriverLimit", Driver)
     device = gpu("nvml-cgroup", uuid="GPU-1")
-    assert reader.read(held(), device) == Usage(4 << 30, 41, "driver, per cgroup", limit_for="container")
+    assert meter(tree).read(held(), device) == Usage(4 << 30, 41, "driver, per cgroup", limit_for="container")
     assert lanes == {device.pci_address}
     # A sample has its own lane: a call of it that hangs must not delay those that prepare claims.
     lanes.clear()
-    reader._is_sample = True
-    monkeypatch.setattr(type(reader._nvml), "is_running", True)
-    assert reader.read(held(), device).used == 41
+    monkeypatch.setattr(NvmlClient, "is_running", True)
+    assert meter(tree, is_sample=True).read(held(), device).used == 41
     assert lanes == {f"telemetry of {device.name}"}
 
 

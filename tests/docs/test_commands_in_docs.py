@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.cli.parser import build_parser
+from dra_agent.cli.parser import build_parser, subcommands
 from dra_agent.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,10 +58,10 @@ def commands(line: str) -> Iterator[list[str]]:
 def is_path(parser: argparse.ArgumentParser, words: list[str]) -> bool:
     """Return whether the words name a command, without its arguments."""
     for word in words:
-        verbs = next((a for a in parser._actions if isinstance(a, argparse._SubParsersAction)), None)
-        if verbs is None or word not in verbs.choices:
+        below = subcommands(parser)
+        if word not in below:
             return False
-        parser = verbs.choices[word]
+        parser = below[word]
     return True
 
 

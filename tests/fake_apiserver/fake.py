@@ -70,21 +70,21 @@ class FakeApi:
         weakref.finalize(self, self._parse_path.close)
         self.serving = 0
         """Number of running requests except watches: one whose client has disconnected can still take effect."""
-        self._counting = threading.Lock()
-        self._stopping = threading.Event()
+        self.counting = threading.Lock()
+        self.stopping = threading.Event()
 
     # The server itself.
 
     def start(self) -> None:
         """Listen, after `stop` on the same port again: it stays reserved meanwhile."""
-        self._stopping = threading.Event()
+        self.stopping = threading.Event()
         self._server = _Server(self._parse_path.getsockname(), self, self._context)
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
         """Break every connection and refuse new ones."""
         if self._server is not None:
-            self._stopping.set()
+            self.stopping.set()
             server, self._server = self._server, None
             server.shutdown()
             server.server_close()
@@ -308,20 +308,20 @@ class _Handler(BaseHTTPRequestHandler):
             api.requests.append(Seen(method, parts.path, query, body, headers, time.monotonic()))
             self._handle(method, parts.path, query, body, headers)
             return
-        with api._counting:
+        with api.counting:
             api.serving += 1
             api.requests.append(Seen(method, parts.path, query, body, headers, time.monotonic()))
         try:
             self._handle(method, parts.path, query, body, headers)
         finally:
-            with api._counting:
+            with api.counting:
                 api.serving -= 1
 
     def _handle(self, method: str, path: str, query: dict[str, str], body: Any, headers: dict[str, str]) -> None:
         api = self.server.api
         fault = api.faults.next(method, self.path)
         if fault is not None and fault.action == "hang":
-            (fault.when or api._stopping).wait(fault.seconds)
+            (fault.when or api.stopping).wait(fault.seconds)
         if fault is not None and fault.action == "reset":
             self._break()
             return
@@ -345,7 +345,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._break()
             return
         if fault is not None and fault.action == "late":
-            api._stopping.wait(fault.seconds)
+            api.stopping.wait(fault.seconds)
         if fault is not None and fault.action == "stale" and "items" in response:
             response = self._stale(response, path, query)
         if fault is not None and fault.action == "truncate":
@@ -407,7 +407,7 @@ class _Handler(BaseHTTPRequestHandler):
         plural, namespace, _, _ = _parse_path(path)
         chosen = _selector(namespace, query)
         version = int(query.get("resourceVersion") or 0)
-        epoch, stopping = self.server.watch_epoch, api._stopping
+        epoch, stopping = self.server.watch_epoch, api.stopping
         end = time.monotonic() + min(float(query.get("timeoutSeconds") or 3600), api.longest_watch)
         bookmark = time.monotonic() + api.bookmark_every
         self.send_response(200)

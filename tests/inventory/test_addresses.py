@@ -68,7 +68,7 @@ def test_a_missing_interface_has_none() -> None:
 
 
 def test_an_error_of_the_kernel_is_not_an_interface_without_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_RTM_GETADDR", 0x7FF)  # the kernel knows no such request
+    monkeypatch.setattr(module, "RTM_GETADDR", 0x7FF)  # the kernel knows no such request
     with pytest.raises(OSError, match=r"not supported") as refused:
         addresses("lo", "00:00:00:00:00:00")
     assert refused.value.errno == errno.EOPNOTSUPP

@@ -176,14 +176,14 @@ def test_letting_go_waits_for_calls_that_are_in_time(
     nvml.start()
     handle = nvml.call("nvmlDeviceGetHandleByPciBusId", BUS)
     inject.delay(root, "nvmlDeviceGetUUID", 300)
-    is_out, send = threading.Event(), NvmlWorker._send
+    is_out, send = threading.Event(), NvmlWorker.send
 
     def sent(process: NvmlWorker, *arguments: Any) -> Any:
         call = send(process, *arguments)
         is_out.set()
         return call
 
-    monkeypatch.setattr(NvmlWorker, "_send", sent)
+    monkeypatch.setattr(NvmlWorker, "send", sent)
     answers: list[str] = []
     asking = threading.Thread(target=lambda: answers.append(nvml.call("nvmlDeviceGetUUID", handle, about="gpu")))
     asking.start()

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pynvml
 import pytest
@@ -11,9 +11,7 @@ from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.nvidia.backend import NvidiaBackend
-from dra_agent.inventory.nvidia.events import Events
-from dra_agent.inventory.nvidia.gpu_start import GpuStart
-from dra_agent.inventory.nvidia.nvml_client import GpuLostError, NotSupportedError, NvmlClient, UnknownGpuError
+from dra_agent.inventory.nvidia.nvml_client import GpuLostError, NotSupportedError, UnknownGpuError
 from dra_agent.topology import DeviceKind, PciFunction
 
 Write = Callable[[str, object], None]
@@ -91,20 +89,12 @@ class MigLibrary:
 
 
 @pytest.fixture
-def backend(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[MigLibrary], NvidiaBackend]]:
-    acquired: list[NvmlClient] = []
-
+def backend(host: Host, monkeypatch: pytest.MonkeyPatch) -> Callable[[MigLibrary], NvidiaBackend]:
     def make(library: MigLibrary) -> NvidiaBackend:
-        made = NvidiaBackend(host, 1.0)
-        acquired.append(made._nvml)
-        monkeypatch.setattr(made, "_nvml", library)
-        monkeypatch.setattr(made, "_starts", GpuStart(cast(NvmlClient, library), 1.0))
-        monkeypatch.setattr(made, "_events", Events(cast(NvmlClient, library)))
-        return made
+        monkeypatch.setattr("dra_agent.inventory.nvidia.backend.acquire", lambda source, timeout: library)
+        return NvidiaBackend(host, 1.0)
 
-    yield make
-    for library in acquired:
-        library.close()
+    return make
 
 
 @pytest.fixture

@@ -229,9 +229,7 @@ def test_a_gpu_that_a_set_up_changes_keeps_its_health(host: Host, root: Path, mo
             target=lambda: library.call("nvmlDeviceSetPersistenceMode", handle, 1, about="0000:1b:00.0")
         )
         changing.start()
-        process = library._process
-        assert process is not None
-        eventually(lambda: process.busy)
+        eventually(lambda: library.is_busy)
         hurry(monkeypatch, lambda lane: lane == "0000:1b:00.0")
         during = collector.collect(scan(host))
         assert msgspec.structs.replace(during.devices[0], observed=True) == before.devices[0]

@@ -67,7 +67,7 @@ def test_a_call_that_hangs_has_a_response_at_its_deadline(
     node.claims.add("c", "u")
     gate = node.devices.gates["u"] = threading.Event()
     if not possible:
-        monkeypatch.setattr(late_response, "_status", lambda: None)
+        monkeypatch.setattr(late_response, "is_possible", lambda context: False)
 
     async def scenario() -> None:
         async with node.registered() as (plugin, driver):
@@ -85,8 +85,23 @@ def test_a_call_that_hangs_has_a_response_at_its_deadline(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_this_version_of_grpc_has_late_responses() -> None:
-    assert late_response._status() is not None
+def test_this_version_of_grpc_has_late_responses(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.claims.add("c", "u")
+    found: list[bool] = []
+    is_possible = late_response.is_possible
+
+    def check(context: Any) -> bool:
+        found.append(is_possible(context))
+        return found[-1]
+
+    monkeypatch.setattr(late_response, "is_possible", check)
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            assert (await driver.call("prepare", [CLAIM_C])).claims["u"].devices
+
+    run(scenario())
+    assert found == [True]
 
 
 def test_calls_that_hang_leave_threads_for_all_others(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +120,7 @@ def test_calls_that_hang_leave_threads_for_all_others(node: Node, run: Run, monk
             assert not (await driver.call("unprepare", [CLAIM_C])).claims["u"].error
             await kubelet.driver()
             assert len(plugin.in_flight) == 3
-            assert plugin._executor.begin("v", "preparing") is None, "no more threads of calls may hang"
+            assert plugin.executor.begin("v", "preparing") is None, "no more threads of calls may hang"
             for gate in node.devices.gates.values():
                 gate.set()
             assert all([(await call).claims for call in calls])
@@ -118,7 +133,7 @@ def test_many_calls_that_hang_leave_threads_for_registration_and_health(
     node: Node, run: Run, monkeypatch: pytest.MonkeyPatch, pools: bool
 ) -> None:
     if not pools:  # a version of gRPC that does not read experimental_thread_pool
-        monkeypatch.setattr(handlers, "_OnPool", lambda handle, pool: handle)
+        monkeypatch.setattr(handlers, "OnPool", lambda handle, pool: handle)
     gate = threading.Event()
     for number in range(plugin.MAX_THREADS - 1):
         node.claims.add(f"c{number}", f"uid-{number}")

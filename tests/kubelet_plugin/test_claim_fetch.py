@@ -248,7 +248,7 @@ def test_unprepare_waits_for_a_running_prepare(node: Node, run: Run, monkeypatch
             assert "still preparing it" in response.claims["u"].error
             monkeypatch.undo()
             retry = asyncio.create_task(driver.call("unprepare", [CLAIM_C]))
-            await eventually_async(lambda: plugin._executor._work["u"].waiters)
+            await eventually_async(lambda: plugin.executor.waiters("u"))
             gate.set()
             assert (await retry).claims["u"].error == ""
             assert node.devices.calls == ["prepare u", "unprepare u"]

@@ -47,9 +47,9 @@ def health() -> FakeHealth:
     return FakeHealth()
 
 
-def health_service(plugin: KubeletPlugin) -> health_stream.HealthService:
-    assert plugin._health is not None
-    return plugin._health
+def watchers(plugin: KubeletPlugin) -> int:
+    assert plugin.health is not None
+    return plugin.health.watchers
 
 
 def watch(driver: Driver, messages: ModuleType = health_v1_pb2) -> Any:
@@ -85,7 +85,7 @@ def test_an_early_watcher_waits_for_the_devices(node: Node, run: Run, health: Fa
     async def scenario() -> None:
         async with node.registered(health=health, serve=False) as (plugin, driver):
             first = asyncio.ensure_future(watch(driver).read())
-            await eventually_async(lambda: health_service(plugin)._wake)
+            await eventually_async(lambda: watchers(plugin) == 1)
             assert not first.done()
             plugin.serve(node.devices, health)
             assert (await asyncio.wait_for(first, 60)).devices[0].health == 1
@@ -146,7 +146,7 @@ def test_canceled_watches_are_removed(node: Node, run: Run, health: FakeHealth) 
                 stream = watch(driver)
                 await asyncio.wait_for(stream.read(), 60)
                 stream.cancel()
-            await eventually_async(lambda: health_service(plugin)._wake == set())
+            await eventually_async(lambda: watchers(plugin) == 0)
 
     run(scenario())
 

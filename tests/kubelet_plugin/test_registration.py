@@ -271,7 +271,7 @@ def test_a_plugin_without_a_health_source_prepares_claims(node: Node, run: Run) 
         finally:
             await plugin.close()
         with pytest.raises(RuntimeError, match="after shutdown"):
-            await plugin._executor.run("v", "preparing", None, list, asyncio.get_running_loop().time() + 60)
+            await plugin.executor.run("v", "preparing", None, list, asyncio.get_running_loop().time() + 60)
 
     run(scenario())
 

@@ -60,7 +60,7 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
     line, profile = REGISTRY.search(page), PROFILE.search(page)
     assert line is not None and profile is not None, "the page shows the lines of the registry and of the profile"
     monkeypatch.setitem(vendors.GPU_VENDORS, line["id"], eval(line["entry"], vars(vendors)))
-    monkeypatch.setitem(PROFILES._MODULES, profile["name"], profile["module"])
+    monkeypatch.setitem(PROFILES.MODULES, profile["name"], profile["module"])
     yield written
     for name in [name for name in sys.modules if ".acme" in name]:
         del sys.modules[name]

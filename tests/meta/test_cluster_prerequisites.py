@@ -42,5 +42,5 @@ def test_a_dynamically_linked_busybox_is_refused(tmp_path: Path) -> None:
     dynamic, static = tmp_path / "dynamic", tmp_path / "static"
     dynamic.write_bytes(b"\x7fELF" + b"\0" * 60 + b"/lib64/ld-linux-x86-64.so.2\0")
     static.write_bytes(b"\x7fELF" + b"\0" * 60)
-    assert not prerequisites._is_static(dynamic)
-    assert prerequisites._is_static(static)
+    assert not prerequisites.is_static(dynamic)
+    assert prerequisites.is_static(static)

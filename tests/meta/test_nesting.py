@@ -45,7 +45,7 @@ def test_malformed_release_request_is_refused(line: bytes) -> None:
 def test_malformed_hook_request_is_refused(line: bytes, tmp_path: Path) -> None:
     hooks = HookServer(tmp_path / "s", {})
     with pytest.raises(PermanentError, match="not understood"):
-        asyncio.run(hooks._handle(line))
+        asyncio.run(hooks.handle(line))
 
 
 @pytest.mark.parametrize("body", malformed("apiVersion"))

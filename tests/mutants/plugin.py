@@ -84,7 +84,7 @@ def _record(session: pytest.Session, output: Path) -> None:
     recorded: dict[str, Any] = {"": {"lines": _relative(_lines.take())}}
     for item, next_item in _in_order(session.items):
         # Children that tests share would keep the environment of the first one, and be recorded as its own.
-        child._shared.cache_clear()
+        child.shared_child.cache_clear()
         started = time.monotonic()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
         recorded[item.nodeid] = {

@@ -40,7 +40,7 @@ def library(root: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def time_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_agent.nvml.client._START_TIMEOUT_S", DEADLINE_S)
+    monkeypatch.setattr("dra_agent.nvml.client.START_TIMEOUT_S", DEADLINE_S)
 
 
 @pytest.fixture

@@ -40,8 +40,7 @@ def main() -> None:
             elif operation == "unprepare":
                 response = f"released {node.preparer.unprepare(args[0])}"
             else:
-                with ledger.lease():
-                    ledger._native.compact()
+                ledger.compact(only_due=False)
                 response = "compacted"
         except DeviceHeldError:
             response = "held"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -217,13 +217,13 @@ class Partitions:
     def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
         self.calls.append("tear_down")
         assert record == {"size": record["size"], "generation": self.generation}
-        self._remove(uid, keys)
+        self.remove(uid, keys)
 
     def roll_back(self, uid: str, keys: Sequence[str], parameters: Any, deadline: Deadline) -> None:
         self.calls.append("roll_back")
-        self._remove(uid, keys)
+        self.remove(uid, keys)
 
-    def _remove(self, uid: str, keys: Sequence[str]) -> None:
+    def remove(self, uid: str, keys: Sequence[str]) -> None:
         for key in keys:
             if self.hardware.get(key) == uid:
                 self.points(f"partition goes from {key}")
@@ -243,6 +243,9 @@ class SimulatedNode:
         self.hardware: dict[str, str] = {}
         self.partitions = Partitions(self.points, self.hardware)
         self.more_setups: list[DeviceSetup] = []
+        self.has_partitions = True
+        """Whether the preparer of the next start knows the set-up of partitions."""
+        self.before_lookup: Callable[[str, str], None] = lambda pool, name: None
         self.devices: dict[str, Device] = {}
         (self.host.dev / "dri").mkdir(parents=True, exist_ok=True)
         (self.host.dev / "kfd").touch()
@@ -266,12 +269,13 @@ class SimulatedNode:
         self.start()
 
     def lookup(self, pool: str, name: str) -> Device | None:
+        self.before_lookup(pool, name)
         return self.devices.get(name) if pool.rpartition("/")[2] == "gpu" else None
 
     def start(self) -> None:
         self.specs = CrashingDirectory(self.cdi, self.driver)
         self.specs.points = self.points
-        setups: list[DeviceSetup] = [self.partitions, *self.more_setups]
+        setups: list[DeviceSetup] = [*([self.partitions] if self.has_partitions else ()), *self.more_setups]
         self.metadata: CrashingMetadata | None = None
         if self.metadata_enabled is not None:
             self.metadata = CrashingMetadata(self.metadata_dir, self.driver, enabled=self.metadata_enabled)

@@ -16,7 +16,6 @@ from deadlines import RunningClock
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
-from dra_agent.inventory.model import Device
 from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
 from dra_agent.prepare import RecoveryReport
 from dra_agent.prepare.ledger import JournalLedger
@@ -53,15 +52,11 @@ class Hang:
             assert self.released.wait(TIMEOUT_S * 4)
 
     def _lookup(self, node: SimulatedNode) -> None:
-        devices = node.preparer._devices
-        find: Callable[[str, str], Device | None] = devices.lookup
-
-        def block_lookup(pool: str, name: str) -> Device | None:
+        def block_lookup(pool: str, name: str) -> None:
             if name == SICK:
                 self._pass("lookup")
-            return find(pool, name)
 
-        devices.lookup = block_lookup
+        node.before_lookup = block_lookup
 
 
 class HangingExecutor(DaemonExecutor):
@@ -142,7 +137,7 @@ def assert_recovered(node: SimulatedNode, hung: Future[Any]) -> None:
     assert node.preparer.prepare(WITH_SETUP) and node.usable("sick")
     node.preparer.unprepare("sick")
     assert node.hardware == {} and node.ledger.entries() == [] and node.specs.claims() == {}
-    assert node.preparer._claim_locks._locks == {} and node.preparer._device_locks._locks == {}
+    assert node.preparer.claim_locks.held == node.preparer.device_locks.held == []
 
 
 @pytest.mark.parametrize("point", PREPARE)

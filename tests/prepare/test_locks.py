@@ -33,13 +33,8 @@ def long_deadline() -> Deadline:
     return Deadline.of(TIMEOUT_S)
 
 
-def waiting(locks: KeyedLocks, name: str) -> int:
-    with locks._mutex:
-        return len(locks._locks[name].waiting) if name in locks._locks else 0
-
-
 def eventually_waiting(locks: KeyedLocks, name: str, count: int) -> None:
-    eventually(lambda: waiting(locks, name) >= count)
+    eventually(lambda: locks.waiters(name) >= count)
 
 
 def test_a_timeout_names_the_holder_its_claim_and_the_duration() -> None:
@@ -54,7 +49,7 @@ def test_a_timeout_names_the_holder_its_claim_and_the_duration() -> None:
             pass
         with locks.hold(["gpu-1"], Deadline.of(0)):
             pass
-    assert locks._locks == {}
+    assert locks.held == []
 
 
 def test_waiting_threads_are_served_in_order() -> None:
@@ -73,7 +68,7 @@ def test_waiting_threads_are_served_in_order() -> None:
             eventually_waiting(locks, "gpu", number + 1)
     for future in futures:
         future.result(TIMEOUT_S)
-    assert served == list(range(20)) and locks._locks == {}
+    assert served == list(range(20)) and locks.held == []
 
 
 def queue_waiters(
@@ -140,7 +135,7 @@ def test_another_process_is_excluded_until_it_ends(tmp_path: Path) -> None:
             second.kill()
         with locks.hold(["node/gpu/gpu-0"], long_deadline()):
             pass
-    assert locks._locks == {} and {path.name for path in (tmp_path / "locks").iterdir()} == {
+    assert locks.held == [] and {path.name for path in (tmp_path / "locks").iterdir()} == {
         "node%2Fgpu%2Fgpu-0.lock",
         "node%2Fgpu%2Fgpu-1.lock",
     }
@@ -154,7 +149,7 @@ def test_an_unusable_directory_is_reported(tmp_path: Path) -> None:
         locks.hold(["a"], long_deadline()),
     ):
         pass
-    assert locks._locks == {}
+    assert locks.held == []
 
 
 def test_lock_files_are_private_and_need_not_be_utf8(tmp_path: Path) -> None:
@@ -194,9 +189,8 @@ def test_a_device_setup_excludes_other_agents(tmp_path: Path) -> None:
 
 def test_a_device_setup_allows_more_waiters_than_a_device() -> None:
     executor = DaemonExecutor(MAX_SETUP_WAITERS, "test")
-    locks = setup_locks(None, "mps")
     now = [0.0]
-    locks._clock = lambda: now[0]
+    locks = setup_locks(None, "mps", clock=lambda: now[0])
 
     def take() -> None:
         with locks.hold(["gpu"], long_deadline()):

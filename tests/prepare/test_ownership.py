@@ -261,11 +261,11 @@ def sharing_node(root: Path, files: Path, name: str) -> SimulatedNode:
 def test_a_locked_owner_file_affects_its_device_only(
     tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reached, lock = threading.Event(), ownership._lock
+    reached, lock = threading.Event(), ownership.lock
 
-    def record_lock(path: str, deadline: Deadline, *, create: bool = True) -> int:
+    def record_lock(handle: int, deadline: Deadline) -> bool:
         reached.set()
-        return lock(path, deadline, create=create)
+        return lock(handle, deadline)
 
     old, new = sharing_node(tmp_path, files, "old"), sharing_node(tmp_path, files, "new")
     handle = os.open(files / "0000:00:00.0", os.O_RDWR | os.O_CREAT)
@@ -273,7 +273,7 @@ def test_a_locked_owner_file_affects_its_device_only(
     with pytest.raises(RetryableError, match="locked by another process"):
         old.preparer.prepare(claim("sick", "gpu-0"), Deadline.of(0.05))
     monkeypatch.setattr(ownership, "LOCK_TIMEOUT_S", 600.0)
-    monkeypatch.setattr(ownership, "_lock", record_lock)
+    monkeypatch.setattr(ownership, "lock", record_lock)
     executor = DaemonExecutor(1, "test")
     waiting = executor.submit(old.preparer.prepare, claim("sick", "gpu-0"), Deadline.of(600))
     assert reached.wait(60)

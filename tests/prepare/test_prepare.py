@@ -325,7 +325,7 @@ def test_concurrent_claims_never_share_a_device(node: SimulatedNode) -> None:
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(run_claim, range(32)))
     assert node.ledger.entries() == [] and node.specs.claims() == {}
-    assert node.preparer._claim_locks._locks == {} and node.preparer._device_locks._locks == {}
+    assert node.preparer.claim_locks.held == node.preparer.device_locks.held == []
 
 
 def test_concurrent_prepares_of_a_claim_return_one_result(node: SimulatedNode) -> None:

@@ -93,7 +93,7 @@ def test_a_repair_that_ends_at_its_timeout_has_succeeded() -> None:
 
 
 def test_a_round_of_repairs_has_a_timeout() -> None:
-    assert ExecutorRunner(DaemonExecutor(1, "test"))._timeout_s == REPAIR_TIMEOUT_S
+    assert ExecutorRunner(DaemonExecutor(1, "test")).timeout_s == REPAIR_TIMEOUT_S
     assert 0 < REPAIR_TIMEOUT_S < 60
 
 

@@ -16,7 +16,7 @@ from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.model import Device
 from dra_agent.prepare.preparer import UNDO_TIMEOUT_S
 from dra_agent.prepare.setup import SetupDevice, SetupOutcome
-from prepare.simulated_node import POOL, PartitionParameters, Partitions, SimulatedNode, claim, partition, result
+from prepare.simulated_node import POOL, PartitionParameters, SimulatedNode, claim, partition, result
 
 
 def env(node: SimulatedNode, prepared: Any) -> tuple[str, ...]:
@@ -247,7 +247,7 @@ def test_a_setup_after_the_deadline_is_not_started(
 
     def record_rollback(*arguments: Any) -> None:
         timeouts.append(arguments[-1].remaining())
-        node.partitions._remove(arguments[0], arguments[1])
+        node.partitions.remove(arguments[0], arguments[1])
 
     monkeypatch.setattr(node.partitions, "set_up", set_up_slowly)
     monkeypatch.setattr(node.partitions, "roll_back", record_rollback)
@@ -278,12 +278,14 @@ def test_a_repeated_setup_is_undone_with_its_latest_record(node: SimulatedNode) 
 
 def test_a_claim_of_an_unknown_setup_is_kept_and_reported(node: SimulatedNode) -> None:
     node.preparer.prepare(claim("a", "gpu-0", config=[partition(2)]))
-    node.preparer._setups = {}
+    node.has_partitions = False
+    node.start()
     with pytest.raises(PermanentError, match=r"its set-up 'Partition' of .* is not known to this agent"):
         node.preparer.prepare(claim("a", "gpu-0", config=[partition(2)]))
     with pytest.raises(RetryableError, match="so it cannot be undone"):
         node.preparer.unprepare("a")
-    node.preparer._setups = {Partitions.kind: node.partitions}
+    node.has_partitions = True
+    node.start()
     assert node.preparer.unprepare("a") and node.hardware == {}
 
 

@@ -57,7 +57,7 @@ def test_an_unfinished_claim_of_a_dead_agent_is_undone(tmp_path: Path) -> None:
             old.preparer.prepare(claim(uid, device, config=[partition(2)]))
     old.points.arm(None)
     old.specs.write("stranger", b"{}")
-    old.ledger._native.close()
+    old.ledger.close()
     assert set(old.hardware) == {"gpu-0", "gpu-1"}
     # The next claim for the device gets it; the other unfinished claim waits for a repair.
     assert new.preparer.prepare(claim("c", "gpu-0"))

@@ -22,7 +22,7 @@ class StatefulPartitions(Partitions):
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
         self.calls.append("tear_down")
-        self._remove(uid, keys)
+        self.remove(uid, keys)
 
 
 def damage_record(node: SimulatedNode, payload: object) -> None:

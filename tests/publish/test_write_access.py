@@ -90,7 +90,7 @@ async def wait_for_check(host: Host, report: WriteAccess) -> None:
     """Wait until the present state has been checked."""
     for _ in range(3):
         report.wake()
-        await eventually_async(lambda: not report._woken.is_set())
+        await eventually_async(lambda: not report.is_woken)
 
 
 def test_an_unreachable_server_gives_up_leadership(monkeypatch: pytest.MonkeyPatch) -> None:

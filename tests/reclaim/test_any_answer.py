@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from dra_agent.reclaim.signal import Signal, SourceError
 from dra_agent.reclaim.signal_tracker import SignalTracker
-from dra_agent.reclaim.signals.aws import AwsSource, Session
+from dra_agent.reclaim.signals.aws import AwsSource
 from dra_agent.reclaim.signals.azure import AzureSource
 from dra_agent.reclaim.signals.gcp import GcpSource
-from dra_agent.reclaim.signals.http import Response
+from dra_agent.reclaim.signals.http import MetadataService, Response
 from dra_agent.reclaim.state import ReclaimState, apply, dismiss, expire
 from dra_agent.reclaim.status import Progress, status_of
 
@@ -26,37 +26,34 @@ NOWHERE = "http://127.0.0.1:9"
 Poll = Callable[[], Awaitable[Sequence[Signal]]]
 
 
-class FixedService:
-    """Return the same response to every request."""
+class FixedService(MetadataService):
+    """Return the same response to every request, except to one for a token."""
 
     def __init__(self, answer: Response) -> None:
         self.answer = answer
 
-    async def request(self, target: str, **how: Any) -> Response:
-        return self.answer
+    async def request(self, target: str, *, method: str = "GET", **how: Any) -> Response:
+        return Response(200, {}, b"token", self.answer.received) if method == "PUT" else self.answer
 
     def close(self) -> None:
         pass
 
 
 def aws(answer: Response) -> list[Poll]:
-    source = AwsSource(NOWHERE, lead=LEAD)
-    source._session = Session(lambda: FixedService(answer))  # type: ignore[arg-type, return-value]
-    source._session._token, source._session._renew_at_s = "token", float("inf")
+    source = AwsSource(NOWHERE, lead=LEAD, connect=lambda endpoint: FixedService(answer))
     return [source.spot, source.rebalance, source.autoscaling, source.maintenance]
 
 
 def azure(answer: Response) -> list[Poll]:
-    source = AzureSource(NOWHERE, vm="vm", lead=LEAD, acknowledge=True)
-    source._service = FixedService(answer)  # type: ignore[assignment]
+    source = AzureSource(NOWHERE, vm="vm", lead=LEAD, acknowledge=True, connect=lambda endpoint: FixedService(answer))
     return [source.poll]
 
 
 def gcp(answer: Response) -> list[Poll]:
-    source = GcpSource(NOWHERE, preemption=LEAD, maintenance=LEAD, lead=LEAD)
-    for value in source._values.values():
-        value._service = FixedService(answer)  # type: ignore[assignment]
-    return [value.poll for value in source._values.values()]
+    source = GcpSource(
+        NOWHERE, preemption=LEAD, maintenance=LEAD, lead=LEAD, connect=lambda endpoint: FixedService(answer)
+    )
+    return list(source.polls.values())
 
 
 times = st.one_of(

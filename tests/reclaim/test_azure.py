@@ -17,7 +17,7 @@ from dra_agent.reclaim.settings import AzureSignals
 from dra_agent.reclaim.signal import SourceError
 from dra_agent.reclaim.signals.azure import EVENTS as ASK_EVENTS
 from dra_agent.reclaim.signals.azure import VM_NAME, AzureSource
-from dra_agent.reclaim.signals.http import Response
+from dra_agent.reclaim.signals.http import MetadataService, Response
 from reclaim.metadata.azure import FakeAzure
 from reclaim.recording_sink import RecordingSink, fast_schedule, is_due, run_source
 
@@ -221,7 +221,7 @@ def test_the_longest_vm_name_is_accepted(azure: FakeAzure) -> None:
     assert poll_events(azure, event(Resources=[name])).notices()
 
 
-class FailingService:
+class FailingService(MetadataService):
     """Records requests with their timeouts, and fails those without a scripted response."""
 
     def __init__(self) -> None:
@@ -242,8 +242,10 @@ class FailingService:
 def test_only_the_first_list_of_events_has_a_long_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_agent.reclaim.signals.azure.REQUEST_TIMEOUT_S", 5.0)
     monkeypatch.setattr("dra_agent.reclaim.signals.azure.FIRST_REQUEST_TIMEOUT_S", 125.0)
-    service, azure = FailingService(), AzureSource(NOWHERE, vm="", lead=timedelta(seconds=300), acknowledge=False)
-    azure._service = service  # type: ignore[assignment]
+    service = FailingService()
+    azure = AzureSource(
+        NOWHERE, vm="", lead=timedelta(seconds=300), acknowledge=False, connect=lambda endpoint: service
+    )
     no_events = '{"Events": []}'
     service.answers = [None, "vmss_0", None, None, no_events, None, no_events]
 

@@ -157,7 +157,7 @@ class DrainEnvironment:
 
     async def _run(self, scenario: Callable[[], Awaitable[None]]) -> None:
         async with asyncio.timeout(3 * DEADLINE_S), connect(self.api.kubeconfig(self.folder / "kubeconfig")) as api:
-            await self._start(api)
+            await self.start(api)
             try:
                 await eventually_async(lambda: len(self.api.objects("resourceslices")) == 2)
                 await scenario()
@@ -166,7 +166,7 @@ class DrainEnvironment:
                 await self.controller.stop()
                 await self.publisher.stop()
 
-    async def _start(self, api: ApiClient) -> None:
+    async def start(self, api: ApiClient) -> None:
         self.reclaim = ReclaimService(self.folder, "boot", [])
         self.publisher = Publisher(
             api,
@@ -349,7 +349,7 @@ def test_a_notice_canceled_during_the_start_is_over(
 
     async def run() -> None:
         async with connect(env.api.kubeconfig(env.folder / "kubeconfig")) as api:
-            task = asyncio.create_task(env._start(api))
+            task = asyncio.create_task(env.start(api))
             await cancel_while_loading()
             await task
             await eventually_async(lambda: env.effects() == ({"NoExecute"} if noticed_again else {""}))

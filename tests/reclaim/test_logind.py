@@ -234,7 +234,7 @@ def test_signals_of_other_senders_are_not_queued() -> None:
         ours.setblocking(False)
         bus = Bus(ours)
         bus.accept(":1.7")
-        asyncio.get_running_loop().add_reader(ours, bus._readable)
+        asyncio.get_running_loop().add_reader(ours, bus.on_readable)
         with daemons:
             for serial in range(1, 201):
                 daemons.sendall(from_sender(":1.666", serial))

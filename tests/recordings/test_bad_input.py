@@ -19,7 +19,7 @@ from dra_agent.cli.main import main
 from dra_agent.doctor.record import record
 from dra_agent.errors import PermanentError, UsageError
 from dra_agent.nvml import call_log
-from dra_agent.simulate.recording import Recording, _library_state
+from dra_agent.simulate.recording import Recording, library_state
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +241,7 @@ def test_calls_that_do_not_fit_together_are_refused(original: Path, data: st.Dat
     recorded = Recording(original)
     recorded.calls = parsed
     try:
-        _library_state(recorded)
+        library_state(recorded)
     except UsageError as refused:
         assert str(refused.where).endswith("nvml.jsonl")
 
@@ -318,7 +318,7 @@ def test_entries_of_a_tree_stay_below_its_root(entries: list[dict[str, Any]]) ->
 def test_any_manifest_is_read_or_refused(values: dict[str, Any]) -> None:
     path = Path("manifest.json")
     try:
-        manifest = recording._decode(msgspec.json.encode(values), path)
+        manifest = recording.decode_manifest(msgspec.json.encode(values), path)
     except UsageError as refused:
         assert refused.where == "manifest.json"
     except OverflowError:

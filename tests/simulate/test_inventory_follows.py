@@ -50,13 +50,13 @@ def test_a_gpu_that_returns_is_never_seen_half_there(
     root, host, watch = watched
     inject.unplug(root, "1")
     rescan(watch, host)
-    create, seen = tree._create, []
+    create, seen = tree.create, []
 
     def create_and_look(path: str, entry: tree.File | tree.Link | tree.Node) -> None:
         create(path, entry)
         seen.append(rescan(watch, host))
 
-    monkeypatch.setattr(tree, "_create", create_and_look)
+    monkeypatch.setattr(tree, "create", create_and_look)
     inject.replug(root, "1")
     seen.append(rescan(watch, host))
     devices = [(polled.added, polled.removed, polled.changed, polled.health) for polled in seen]

@@ -82,7 +82,7 @@ class Soak:
         self.api.put("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}})
         self.kubelet = FakeKubelet(folder / "k")
         self._credentials = self.api.kubeconfig(folder / "kubeconfig")
-        self._random = random.Random(seed)
+        self.random = random.Random(seed)
         self._names = itertools.count()
         self._unplugged = False
         self._watched: set[str] = set()
@@ -144,7 +144,7 @@ class Soak:
                     return
                 if number % DISTURB_EVERY == DISTURB_EVERY - 1:
                     self.disturb()
-                await self.pair(driver, self._random.choice(devices))
+                await self.pair(driver, self.random.choice(devices))
                 done += 1
 
         steady = GPUS[:-1]
@@ -156,7 +156,7 @@ class Soak:
         """Allocate, prepare, unprepare and delete one claim. The kubelet repeats failed calls."""
         claim = self.allocate(device)
         await self.retry_until_done(driver, "prepare", claim)
-        if self._random.random() < 0.1:
+        if self.random.random() < 0.1:
             await self.retry_until_done(driver, "prepare", claim)
         await self.retry_until_done(driver, "unprepare", claim)
         self.api.remove("resourceclaims", claim[1], claim[0])
@@ -185,7 +185,7 @@ class Soak:
 
     def disturb(self, kind: str = "") -> None:
         """Cause a fault that is common on nodes; one of KINDS, or a random one."""
-        kind = kind or self._random.choice(KINDS)
+        kind = kind or self.random.choice(KINDS)
         self.disturbed[kind] += 1
         match kind:
             case "unplug":
@@ -327,10 +327,10 @@ async def soak(
         await asyncio.sleep(0.5)
         after = machine.usage()
     for number in range(restarts):
-        held_claim = machine.allocate(machine._random.choice(GPUS[:-1]))
+        held_claim = machine.allocate(machine.random.choice(GPUS[:-1]))
         await machine.retry_until_done(driver, "prepare", held_claim)
         work = asyncio.create_task(_run_until_agent_ends(machine, driver))
-        await asyncio.sleep(machine._random.uniform(0.05, 0.5))
+        await asyncio.sleep(machine.random.uniform(0.05, 0.5))
         await machine.end(signal.SIGKILL if number % 2 == 0 else signal.SIGTERM)
         unfinished = await work
         driver = await machine.start()

@@ -36,14 +36,14 @@ class CountingAllocator(ClusterAllocator):
     """An allocator that records each call, and that a test may block."""
 
     def __init__(self, allocate: Callable[..., Any]) -> None:
-        self._allocate = allocate
+        self.inner = allocate
         self.calls: list[str] = []
         self.before: Callable[[], None] = lambda: None
 
     def allocate(self, **question: Any) -> Any:
         self.calls.append(question["claims"][0]["metadata"]["name"])
         self.before()
-        return self._allocate(**question)
+        return self.inner(**question)
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_an_error_names_its_claim(
     def refuse(*, claims: list[Any], **_: Any) -> Any:
         return {"allocated": False, "results": [], "error": f"claim default/{claims[0]['metadata']['name']}, request r"}
 
-    monkeypatch.setattr(allocator, "_allocate", refuse)
+    monkeypatch.setattr(allocator, "inner", refuse)
     counted.apply([claim("first"), claim("second")])
     counted.reconcile()
     messages = [view.message for view in counted.views()]
@@ -307,7 +307,7 @@ def test_an_agent_stops_during_an_allocation(
         assert agent.service.hung_calls == ["allocating claims"]
         # The allocation is still running: its end does not count as a clean shutdown of the next agent.
         with (
-            running(tmp_path, preparer, CountingAllocator(allocator._allocate)) as service,
+            running(tmp_path, preparer, CountingAllocator(allocator.inner)) as service,
             Client(service.socket) as client,
         ):
             assert client.call(Get("default", "first", DEADLINE_S))["phase"] == "Prepared"

@@ -120,7 +120,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 async def run_due_checks(gone: OrphanedClaims, clock: Clock, seconds: float = 0.0) -> None:
     """Advance the clock, and run every check that is due."""
     clock.now += seconds
-    await gone._check_due()
+    await gone.check_due()
 
 
 def open_device_in_a_process(host: Host) -> None:
@@ -138,7 +138,7 @@ def test_a_deleted_claim_is_released_after_the_second_check(fake_api: FakeApi, t
         node.hold("t", "there", "gpu-1")
         node.hold("first", "anew", "gpu-2")
         gone.start(node.unprepare)
-        await wait_until(lambda: {"g", "first"} <= gone._deleted_since.keys() and gets(fake_api, "there") > 0)
+        await wait_until(lambda: {"g", "first"} <= gone.deleted_since.keys() and gets(fake_api, "there") > 0)
         await run_due_checks(gone, clock, CONFIRM_S / 2)
         assert not node.released
         await run_due_checks(gone, clock, CONFIRM_S / 2)
@@ -169,10 +169,10 @@ def test_a_claim_found_between_the_checks_restarts_them(fake_api: FakeApi, tmp_p
     async def scenario(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         node.hold("g", "gone")
         gone.start(node.unprepare)
-        await wait_until(lambda: "g" in gone._deleted_since)
+        await wait_until(lambda: "g" in gone.deleted_since)
         put(fake_api, "gone", "g")
         await run_due_checks(gone, clock, CONFIRM_S)
-        assert not node.released and not gone._deleted_since
+        assert not node.released and not gone.deleted_since
 
     run(fake_api, tmp_path, host, scenario)
 
@@ -182,7 +182,7 @@ def test_a_claim_with_an_open_device_is_kept_until_it_is_closed(fake_api: FakeAp
         node.hold("g", "gone")
         open_device_in_a_process(host)
         gone.start(node.unprepare)
-        await wait_until(lambda: "g" in gone._deleted_since)
+        await wait_until(lambda: "g" in gone.deleted_since)
         await run_due_checks(gone, clock, CONFIRM_S)
         assert not node.released
         (host.proc / "4711/fd/3").unlink()
@@ -212,7 +212,7 @@ def test_a_blocking_holder_is_checked_and_the_error_names_a_command(
         fake_api.remove("resourceclaims", "gone", "default")
         with pytest.raises(DeviceHeldError, match="dra-agent claim release g"):
             await asyncio.to_thread(HolderCheckingPreparer(HeldDevicePreparer(), gone).prepare, claim, Deadline.of(60))
-        await wait_until(lambda: "g" in gone._deleted_since)
+        await wait_until(lambda: "g" in gone.deleted_since)
 
     run(fake_api, tmp_path, host, scenario)
 

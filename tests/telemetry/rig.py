@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -61,6 +62,7 @@ class Rig:
         self.host = host
         self.state_dir = state_dir
         self.entries: list[LedgerEntry] = []
+        self.read_entries: Callable[[], list[LedgerEntry]] = lambda: list(self.entries)
         self.now_s = 1000.0
         self.boot_id = "boot-1"
         self.interval_s = INTERVAL_S
@@ -93,7 +95,7 @@ class Rig:
             self.boot_id,
             self.interval_s,
             inventory=lambda: self.inventory,
-            entries=lambda: list(self.entries),
+            entries=lambda: self.read_entries(),
             xids=lambda: dict(self.xids),
             pods=lambda: dict(self.pods),
             now=lambda: self.now_s,

@@ -368,7 +368,7 @@ def test_threads_without_files_have_limits_too(site: Site, monkeypatch: pytest.M
         reads.append(folder)
         return []
 
-    monkeypatch.setattr("dra_agent.telemetry.drm_clients._numbers", numbers)
+    monkeypatch.setattr("dra_agent.telemetry.drm_clients.numeric_entries", numbers)
     with pytest.raises(UncountedError, match="4"):
         drm_clients.DrmReader(site.root / "proc").clients(11, "a")
     assert len(reads) <= 5, "it ends at the limit"

@@ -106,11 +106,13 @@ def test_a_process_of_no_claim_is_in_no_claims_value(shared: Rig, root: Path) ->
     assert [parts(shared, name) for name in ("a", "b")] == [(None, None)] * 2, "its pod may use either claim"
 
 
-def test_a_claim_that_begins_or_ends_in_a_sample_leaves_no_value(shared: Rig, root: Path) -> None:
+def test_a_claim_that_begins_or_ends_in_a_sample_leaves_no_value(
+    shared: Rig, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     play(root, 4711, (10, 1))
     entries, shared.entries = shared.entries, []
     calls = iter((entries, entries[:1]))
-    shared.sampler._entries = lambda: list(next(calls))
+    monkeypatch.setattr(shared, "read_entries", lambda: list(next(calls)))
     shared.sample()
     assert parts(shared, "a") == (None, None)
 

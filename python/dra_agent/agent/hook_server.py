@@ -42,7 +42,7 @@ class HookServer:
         """Listen. If the socket cannot be created, this is logged, and containers that need it do not start."""
         from dra_agent.control_socket.server import Server
 
-        server = Server(self._socket, self._handle, line_limit=_MAX_LINE_BYTES)
+        server = Server(self._socket, self.handle, line_limit=_MAX_LINE_BYTES)
         try:
             await asyncio.to_thread(self._socket.parent.mkdir, parents=True, exist_ok=True)
             await server.start()
@@ -55,7 +55,8 @@ class HookServer:
         if self._server is not None:
             await self._server.stop()
 
-    async def _handle(self, line: bytes) -> bool:
+    async def handle(self, line: bytes) -> bool:
+        """Call the handler of the task that a line names. Raises PermanentError for a line that names none."""
         try:
             task = decode_json(line, type=_Task).task
         except msgspec.DecodeError as error:

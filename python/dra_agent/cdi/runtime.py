@@ -17,7 +17,7 @@ from dra_agent.cdi.registry import is_default
 _TIMEOUT_S = 30.0
 # Debian's podman reads only the default CDI directories, and crun 1.8 fails if the unified cgroup hierarchy has
 # controllers. A temporary mount namespace works around both.
-_NAMESPACE_SCRIPT = """
+NAMESPACE_SCRIPT = """
 umount /sys/fs/cgroup/unified 2>/dev/null
 if [ -n "$0" ]; then mkdir -p /run/cdi && mount --bind "$0" /run/cdi || exit 125; fi
 exec "$@"
@@ -84,7 +84,7 @@ def _candidates(cdi_directory: Path) -> Iterator[Runtime]:
     in_namespace: tuple[str, ...] = ()
     if unshare is not None and os.geteuid() == 0:
         bound = "" if reads_directory else str(cdi_directory.resolve())
-        in_namespace = (unshare, "--mount", "sh", "-c", _NAMESPACE_SCRIPT, bound)
+        in_namespace = (unshare, "--mount", "sh", "-c", NAMESPACE_SCRIPT, bound)
     if podman := shutil.which("podman"):
         run = (podman, "run", "--rm", "--network=none")
         wrappers = ([()] if reads_directory else []) + ([in_namespace] if in_namespace else [])

@@ -146,6 +146,11 @@ def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
     return {}
 
 
+def flags_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """Return the flags of a command, short ones too."""
+    return dict(parser._option_string_actions)
+
+
 def leaves(parser: argparse.ArgumentParser, path: Sequence[str] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield every command that has no further ones below it: its words and its parser."""
     below = subcommands(parser)

@@ -162,7 +162,7 @@ class Server:
                 if _is_disconnected(self._clients[waiting]):
                     waiting.cancel()
             try:
-                if not _has_no_listener(self.path, self._inode):
+                if not has_no_listener(self.path, self._inode):
                     continue
                 await self._listen()
                 logged = ""
@@ -258,7 +258,7 @@ def _remove_stale(path: Path) -> None:
     path.unlink()
 
 
-def _has_no_listener(path: Path, own: int) -> bool:
+def has_no_listener(path: Path, own: int) -> bool:
     """Whether the path has no listener; `own` is the inode of the caller's socket."""
     try:
         if path.lstat().st_ino == own:

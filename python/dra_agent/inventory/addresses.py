@@ -14,7 +14,7 @@ import struct
 from dra_agent.inventory.uplink import is_of_device
 
 _NETLINK_ROUTE = 0
-_RTM_NEWADDR, _RTM_GETADDR = 20, 22
+_RTM_NEWADDR, RTM_GETADDR = 20, 22
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _REQUEST, _DUMP, _INTERRUPTED = 0x1, 0x300, 0x10
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
@@ -51,7 +51,7 @@ def _dump(index: int, flags: int) -> tuple[str, ...]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_ROUTE) as link:
         link.settimeout(_TIMEOUT_S)
         body = _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-        link.send(_HEADER.pack(_HEADER.size + len(body), _RTM_GETADDR, _REQUEST | _DUMP, 1, 0) + body)
+        link.send(_HEADER.pack(_HEADER.size + len(body), RTM_GETADDR, _REQUEST | _DUMP, 1, 0) + body)
         while True:
             data, _, received, _ = link.recvmsg(1 << 16)
             if received & socket.MSG_TRUNC:

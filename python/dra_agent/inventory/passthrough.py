@@ -80,7 +80,7 @@ class VfioBindingStore:
 
         Its device has no health: an old observation is not valid while a claim holds it.
         """
-        path = self._path(address)
+        path = self.path(address)
         try:
             binding = decode_json(atomic_file.read(path, _MAX_BYTES), type=VfioBinding)
             if binding.address != address:
@@ -98,7 +98,7 @@ class VfioBindingStore:
 
     def write(self, binding: VfioBinding) -> None:
         """Store a binding; durable on return. Raises RetryableError if the disk refuses it."""
-        path = self._path(binding.address)
+        path = self.path(binding.address)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             atomic_file.write(path, msgspec.json.encode(binding), durable=True)
@@ -107,13 +107,14 @@ class VfioBindingStore:
 
     def forget(self, address: str) -> None:
         """Delete the binding of a function that was restored or permanently removed; raises RetryableError."""
-        path = self._path(address)
+        path = self.path(address)
         try:
             atomic_file.remove(path, durable=True)
         except OSError as error:
             raise self._error(path, "cannot be removed", error) from error
 
-    def _path(self, address: str) -> Path:
+    def path(self, address: str) -> Path:
+        """Return the file of a function. Raises ValueError for what is not a PCI address."""
         name = f"{address}.json"
         if not _NAME.fullmatch(name):
             raise ValueError(f"{address!r} is not a PCI address")

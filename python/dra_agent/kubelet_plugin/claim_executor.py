@@ -80,6 +80,12 @@ class ClaimExecutor:
         """Return the work in progress."""
         return [f"{work.operation} claim {uid}" for uid, work in self._running()]
 
+    def waiters(self, uid: str) -> int | None:
+        """Return how many callers wait for the work of a claim; None if it has none."""
+        with self._lock:
+            work = self._work.get(uid)
+            return None if work is None else len(work.waiters)
+
     def begin(self, uid: str, operation: str) -> ClaimSlot | None:
         """Begin work of a claim on the calling thread; None while other work of the claim, or too much work, runs."""
         with self._lock:

@@ -34,7 +34,7 @@ class RefusedError(Exception):
         self.details = details
 
 
-class _OnPool:
+class OnPool:
     """A handler with its own threads, so that other calls that hang leave some for it."""
 
     def __init__(self, handle: Callable[[Any, Context], Any], pool: ThreadPoolExecutor) -> None:
@@ -43,6 +43,7 @@ class _OnPool:
         self.experimental_thread_pool = pool
 
     def __call__(self, message: Any, context: Context) -> Any:
+        """Handle a call as `handle` does."""
         return self._handle(message, context)
 
 
@@ -60,7 +61,7 @@ def unary(
             abort(context, error)
 
     return grpc.unary_unary_rpc_method_handler(
-        _OnPool(handle, pool), request_deserializer=decoder(request), response_serializer=response.SerializeToString
+        OnPool(handle, pool), request_deserializer=decoder(request), response_serializer=response.SerializeToString
     )
 
 
@@ -75,7 +76,7 @@ def stream(
         return _results(call(message), loop, context)
 
     return grpc.unary_stream_rpc_method_handler(
-        _OnPool(handle, pool), request_deserializer=decoder(request), response_serializer=response.SerializeToString
+        OnPool(handle, pool), request_deserializer=decoder(request), response_serializer=response.SerializeToString
     )
 
 

@@ -41,6 +41,11 @@ class HealthService:
         self._wake: set[asyncio.Event] = set()
         self._loop = asyncio.get_running_loop()
 
+    @property
+    def watchers(self) -> int:
+        """Number of open streams."""
+        return len(self._wake)
+
     def set_source(self, source: DeviceHealthStore) -> None:
         """Start to report the health of this source."""
         self._source = source
@@ -77,7 +82,7 @@ class HealthService:
         async def watch(request: Any) -> AsyncIterator[Any]:
             wake = asyncio.Event()
             self._wake.add(wake)
-            log.debug("a client watches device health", extra={"watchers": len(self._wake)})
+            log.debug("a client watches device health", extra={"watchers": self.watchers})
             try:
                 while not self._closing:
                     wake.clear()

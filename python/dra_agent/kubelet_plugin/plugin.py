@@ -77,10 +77,10 @@ class KubeletPlugin:
         self._driver = driver
         self._metrics = metrics
         self._on_registered = registered
-        self._executor = ClaimExecutor(MAX_THREADS)
-        self._service = DraService(claims, self._executor, metrics, tracer)
+        self.executor = ClaimExecutor(MAX_THREADS)
+        self._service = DraService(claims, self.executor, metrics, tracer)
         self._registration = Registration(driver, paths.service, health=health, on_status=self._on_status)
-        self._health = HealthService(resend_after_s=resend_after_s) if health else None
+        self.health = HealthService(resend_after_s=resend_after_s) if health else None
         # An error of `submit` would end gRPC's serving thread, and no call would have a response any more
         # (grpc/grpc, src/python/grpcio/grpc/_server.py: _serve).
         self._calls = _CallThreads(MAX_CALLS, "calls", keep_one=True)
@@ -106,7 +106,7 @@ class KubeletPlugin:
     @property
     def in_flight(self) -> list[str]:
         """Return the work in progress."""
-        return self._executor.in_flight
+        return self.executor.in_flight
 
     @property
     def span_of(self) -> Callable[[str], Span | None] | None:
@@ -130,8 +130,8 @@ class KubeletPlugin:
     def serve(self, preparing: ClaimPreparer, health: DeviceHealthStore | None = None) -> None:
         """Start to prepare claims, and to report device health."""
         self._service.set_preparer(preparing)
-        if self._health is not None and health is not None:
-            self._health.set_source(health)
+        if self.health is not None and health is not None:
+            self.health.set_source(health)
 
     async def close(self) -> None:
         """Remove the own sockets, finish the calls in flight, and stop; prepared claims stay prepared."""
@@ -140,16 +140,16 @@ class KubeletPlugin:
             await asyncio.gather(self._keeper, return_exceptions=True)
         for file in reversed(self._files):  # the registration's first: the kubelet switches to another instance
             file.remove()
-        if self._health is not None:
-            self._health.close()
-        grace = GRACE_S if not self._executor.in_flight else max(MIN_GRACE_S, self._executor.worth_waiting(GRACE_S))
+        if self.health is not None:
+            self.health.close()
+        grace = GRACE_S if not self.executor.in_flight else max(MIN_GRACE_S, self.executor.worth_waiting(GRACE_S))
         if self._server is not None:
             await _stopped(self._server, grace)
         if self._retiring:
             await asyncio.wait(self._retiring, timeout=grace)
-        if not await self._executor.finished(GRACE_S):
-            log.warning("stopped without waiting for calls that hang", extra={"work": self._executor.in_flight})
-        self._executor.close()
+        if not await self.executor.finished(GRACE_S):
+            log.warning("stopped without waiting for calls that hang", extra={"work": self.executor.in_flight})
+        self.executor.close()
         self._calls.shutdown()
         self._other_calls.shutdown()
 
@@ -178,8 +178,8 @@ class KubeletPlugin:
         files = tuple(SocketFile(path, was) for path, was in zip(self._paths.distinct, replaced, strict=True))
         server = grpc.server(self._calls, options=_OPTIONS)
         server.add_generic_rpc_handlers((self._registration.handler(self._other_calls), *self._service.handlers()))
-        if self._health is not None:
-            server.add_generic_rpc_handlers(tuple(self._health.handlers(self._other_calls)))
+        if self.health is not None:
+            server.add_generic_rpc_handlers(tuple(self.health.handlers(self._other_calls)))
         try:
             for file in files:
                 try:

@@ -29,7 +29,7 @@ from dra_agent.retry import growing_wait
 
 _MAX_LINE_BYTES = 16 << 20
 """Maximum bytes of one response; a process that writes more is broken."""
-_START_TIMEOUT_S = 15.0
+START_TIMEOUT_S = 15.0
 """Seconds that a process gets to come up, before the library is even loaded."""
 _STOP_TIMEOUT_S = 2.0
 """Seconds that a process gets to end when it is killed, before it is left to the kernel."""
@@ -124,9 +124,9 @@ class NvmlWorker:
             )
         self._reader = threading.Thread(target=self._read, name="NVML responds", daemon=True)
         self._reader.start()
-        if not self._up.wait(_START_TIMEOUT_S) or self._ended:
+        if not self._up.wait(START_TIMEOUT_S) or self._ended:
             self.close()
-            raise TimeoutError(self._ended or f"NVML's process did not come up within {_START_TIMEOUT_S:g} s")
+            raise TimeoutError(self._ended or f"NVML's process did not come up within {START_TIMEOUT_S:g} s")
 
     @property
     def pid(self) -> int:
@@ -170,7 +170,7 @@ class NvmlWorker:
             raise NvmlBusyError(f"NVML did not come to {name} about {lane} within {timeout:g} s")
         try:
             self._reject_hung(lane)
-            call = self._send(lane, name, encoded)
+            call = self.send(lane, name, encoded)
             if not call.done.wait(timeout) and not self._came_late(call):
                 raise CallTimeoutError(f"NVML did not respond within {timeout:g} s ({name})")
         finally:
@@ -188,7 +188,8 @@ class NvmlWorker:
         if self.is_hung(lane):
             raise CallTimeoutError(f"an earlier call to NVML about {lane} has not returned yet")
 
-    def _send(self, lane: str, name: str, encoded: list[Any]) -> _Call:
+    def send(self, lane: str, name: str, encoded: list[Any]) -> _Call:
+        """Send a call to the process without waiting for its response. Raises WorkerExitedError."""
         call = _Call(lane, name)
         with self._lock:
             if self._ended:

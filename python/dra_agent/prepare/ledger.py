@@ -213,13 +213,13 @@ class JournalLedger:
         """What was found at opening, and whether the ledger can be written now."""
         return msgspec.json.decode(_translate_errors(lambda: self._native.report), type=LedgerReport)
 
-    def compact(self) -> None:
+    def compact(self, *, only_due: bool = True) -> None:
         """Replace a journal that has grown by a snapshot, or try to write again after the disk had failed.
 
-        For a quiet moment, so that no claim waits for it.
+        For a quiet moment, so that no claim waits for it. `only_due`: not while the journal is short.
         """
         with self.lease():
-            if _translate_errors(lambda: self._native.compaction_due):
+            if not only_due or _translate_errors(lambda: self._native.compaction_due):
                 _translate_errors(self._native.compact)
 
     def _notify(self) -> None:

@@ -80,6 +80,18 @@ class KeyedLocks:
         """
         return _Hold(self, sorted(set(names)), deadline, purpose)
 
+    @property
+    def held(self) -> list[str]:
+        """The names that this process holds, in order."""
+        with self._mutex:
+            return sorted(self._locks)
+
+    def waiters(self, name: str) -> int:
+        """Return how many threads of this process wait for a name."""
+        with self._mutex:
+            lock = self._locks.get(name)
+            return 0 if lock is None else len(lock.waiting)
+
     def acquire(self, name: str, deadline: Deadline, purpose: str) -> int | None:
         """Lock one name, as `hold` does; returns the locked file for other processes, to pass to `release`."""
         self._acquire_name(name, deadline, purpose)
@@ -221,10 +233,10 @@ class _Hold:
             self._locks.release(*self._acquired.pop())
 
 
-def setup_locks(state_dir: Path | None, kind: str) -> KeyedLocks:
+def setup_locks(state_dir: Path | None, kind: str, *, clock: Callable[[], float] = time.monotonic) -> KeyedLocks:
     """Return the locks of one kind of set-up for all agents on a state directory; without one, for this process."""
     folder = None if state_dir is None else state_dir / "locks" / kind
-    return KeyedLocks(folder, max_waiters=MAX_SETUP_WAITERS)
+    return KeyedLocks(folder, max_waiters=MAX_SETUP_WAITERS, clock=clock)
 
 
 def _holder(handle: int) -> str:

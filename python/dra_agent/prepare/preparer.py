@@ -92,15 +92,15 @@ class Preparer:
         self._setups: Mapping[Kind, DeviceSetup] = {setup.kind: setup for setup in setups}
         self._ownership = ownership or NoOwnership()
         self._observe_phase = observe_phase
-        self._claim_locks = KeyedLocks()
-        self._device_locks = device_locks or KeyedLocks()
+        self.claim_locks = KeyedLocks()
+        self.device_locks = device_locks or KeyedLocks()
         self.recovery = ClaimRecovery(
             ledger,
             self._files,
             self._setups,
             self._ownership,
-            claim_locks=self._claim_locks,
-            device_locks=self._device_locks,
+            claim_locks=self.claim_locks,
+            device_locks=self.device_locks,
             undo=self._undo,
             rebuild=lambda entry, deadline: self._rebuild(entry, self._record(entry), deadline)[1],
         )
@@ -147,8 +147,8 @@ class Preparer:
         start = time.perf_counter()
         purpose = str(allocation)
         with (
-            self._claim_locks.hold([allocation.uid], deadline, purpose),
-            self._device_locks.hold(lock_names(allocation.devices), deadline, purpose),
+            self.claim_locks.hold([allocation.uid], deadline, purpose),
+            self.device_locks.hold(lock_names(allocation.devices), deadline, purpose),
         ):
             self._observe_phase("lock", time.perf_counter() - start)
             entry = self._ledger.get(allocation.uid)
@@ -173,7 +173,7 @@ class Preparer:
             RetryableError: The disk or a vendor's library failed. The claim still holds its devices.
         """
         deadline = deadline or Deadline.of(CALL_TIMEOUT_S)
-        with self._claim_locks.hold([check_uid(uid)], deadline, _releasing(uid)):
+        with self.claim_locks.hold([check_uid(uid)], deadline, _releasing(uid)):
             return self._unprepare(uid, deadline, lambda entry: True) or self._remove_files(uid, deadline)
 
     def release_ahead(self, uid: str, deadline: Deadline | None = None) -> bool:
@@ -182,7 +182,7 @@ class Preparer:
         Raises RetryableError as `unprepare` does.
         """
         deadline = deadline or Deadline.of(CALL_TIMEOUT_S)
-        with self._claim_locks.hold([check_uid(uid)], deadline, _releasing(uid)):
+        with self.claim_locks.hold([check_uid(uid)], deadline, _releasing(uid)):
             return self._unprepare(uid, deadline, records.is_ahead)
 
     def _unprepare(self, uid: str, deadline: Deadline, may_release: Callable[[LedgerEntry], bool]) -> bool:
@@ -190,7 +190,7 @@ class Preparer:
         # Within a lease: another agent may have prepared the claim with other devices since this one read it.
         entry = self._entry(uid, deadline)
         while entry is not None and may_release(entry):
-            with self._device_locks.hold(lock_names(entry.devices), deadline, _releasing(uid)):
+            with self.device_locks.hold(lock_names(entry.devices), deadline, _releasing(uid)):
                 if self._release(entry, deadline, may_release):
                     later(partial(log.info, "claim unprepared", extra={"claim": uid}))
                     return True
@@ -286,7 +286,7 @@ class Preparer:
             self._record_start(entry, owned, completed, deadline)
         except DeviceHeldError:
             undo = partial(self._undo, deadline=deadline)
-            if not undo_abandoned(entry, self._ledger, self._claim_locks, self._device_locks, undo, deadline):
+            if not undo_abandoned(entry, self._ledger, self.claim_locks, self.device_locks, undo, deadline):
                 raise
             self._record_start(entry, owned, completed, deadline)
 
@@ -329,7 +329,7 @@ class Preparer:
         """
         own_locks = lock_names(allocation.devices)
         before = lock_names(entry.devices) - own_locks
-        with self._device_locks.hold(before, Deadline.of(0), purpose):
+        with self.device_locks.hold(before, Deadline.of(0), purpose):
             now = self._entry(entry.uid, deadline) if before else entry
             if now is None or not _is_obsolete(now, allocation):
                 return now

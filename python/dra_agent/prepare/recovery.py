@@ -73,7 +73,7 @@ class ExecutorRunner:
 
     def __init__(self, executor: Executor, timeout_s: float = REPAIR_TIMEOUT_S) -> None:
         self._executor = executor
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
 
     def __call__(self, description: str, call: Callable[[], _T]) -> _T:
         """Return the result of `call`. Raises RetryableError after the timeout; the call continues.
@@ -85,7 +85,7 @@ class ExecutorRunner:
         except RuntimeError as error:
             raise ClosedRunnerError("the agent is stopping") from error
         try:
-            return future.result(self._timeout_s)
+            return future.result(self.timeout_s)
         except CancelledError as error:
             raise ClosedRunnerError("the agent is stopping") from error
         except FutureTimeoutError:
@@ -93,7 +93,7 @@ class ExecutorRunner:
                 return future.result()  # or the call's own timeout
             future.cancel()
             raise RetryableError(
-                f"{description} has not ended within {self._timeout_s:.0f} s",
+                f"{description} has not ended within {self.timeout_s:.0f} s",
                 hint="it continues in the background; `dra-agent doctor` and the kernel log name the call that hangs",
             ) from None
 

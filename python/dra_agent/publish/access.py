@@ -146,6 +146,11 @@ class WriteAccess:
         self.reason: AgentError | None = None
         """Why this agent cannot write, as far as is known."""
 
+    @property
+    def is_woken(self) -> bool:
+        """Whether a check that `wake` has requested has not begun yet."""
+        return self._woken.is_set()
+
     def wake(self) -> None:
         """Check at once: the list or the watch has succeeded."""
         self._woken.set()

@@ -91,7 +91,7 @@ def build_recording(folder: Path, root: Path) -> Host:
         return host
     if nvml.is_foreign(root):
         raise _another_host(root)
-    state, partitioning = _library_state(recording)
+    state, partitioning = library_state(recording)
     with nvml.locked(root / "lib"):
         # Another process may have built the same host before the lock was held.
         if _read(root / MARKER) == marker:
@@ -138,7 +138,8 @@ class RecordedKernel:
         return (self._root / "sys" / path).read_text()
 
 
-def _library_state(recording: Recording) -> tuple[nvml.NvmlState, dict[str, mig.GpuPartitioning]]:
+def library_state(recording: Recording) -> tuple[nvml.NvmlState, dict[str, mig.GpuPartitioning]]:
+    """Derive the state of the library from its recorded calls, and the partitioning of its GPUs. Raises UsageError."""
     try:
         state, partitioning = derive(recording.calls, recording.entries)
         # A result of another type than the function's is found here, and not by the library.

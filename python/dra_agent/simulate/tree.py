@@ -108,11 +108,11 @@ def write(tree: Tree, root: Path, *, fresh: bool = False) -> None:
         if not isinstance(entry, Directory):
             where = f"{root}/{path}"
             if fresh:
-                _create(where, entry)
+                create(where, entry)
             elif not _is_there(where, entry):
                 # The remains of an interrupted write would prevent the creation of a link or node.
                 Path(f"{where}.new").unlink(missing_ok=True)
-                _create(f"{where}.new", entry)
+                create(f"{where}.new", entry)
                 os.replace(f"{where}.new", where)  # noqa: PTH105
 
 
@@ -163,7 +163,8 @@ def _parents(path: str) -> list[str]:
     return ["/".join(parts[:length]) for length in range(2, len(parts) + 1)]
 
 
-def _create(path: str, entry: File | Link | Node) -> None:
+def create(path: str, entry: File | Link | Node) -> None:
+    """Create one file, link or device node of a tree."""
     match entry:
         case File(content, mode, traced):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

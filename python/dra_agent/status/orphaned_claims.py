@@ -79,7 +79,7 @@ class OrphanedClaims:
         self._now = now
         self._spread = spread
         self._unprepare: Callable[[str, Deadline], object] | None = None
-        self._deleted_since: dict[str, float] = {}
+        self.deleted_since: dict[str, float] = {}
         """Time of the first check that found a claim deleted, by UID."""
         self._due: dict[str, float] = {}
         self._next_entry = 0
@@ -127,7 +127,7 @@ class OrphanedClaims:
 
         def add() -> None:
             for uid in uids:
-                if uid not in self._deleted_since:
+                if uid not in self.deleted_since:
                     self._due[uid] = self._now()
             self._wake.set()
 
@@ -192,7 +192,7 @@ class OrphanedClaims:
                 if self._now() >= next_round:
                     next_round = self._now() + self._spread(0.5, 1.5) * PERIOD_S
                     self._choose_one()
-                await self._check_due()
+                await self.check_due()
             except Exception:  # a defect here must not end the comparison
                 log.exception("prepared claims are not compared with the API server this time")
                 self._due = {uid: self._now() + RETRY_S for uid in self._due}
@@ -203,29 +203,30 @@ class OrphanedClaims:
             self._next_entry += 1
             self._due.setdefault(entries[self._next_entry % len(entries)].uid, self._now())
 
-    async def _check_due(self) -> None:
+    async def check_due(self) -> None:
+        """Check the claims whose time has come, and release those that were deleted."""
         entries = {entry.uid: entry for entry in self._ledger.entries()}
         for uid in [uid for uid, due in self._due.items() if due <= self._now()]:
             self._due.pop(uid, None)
             entry = entries.get(uid)
             if entry is None or not self._is_leader():
-                self._deleted_since.pop(uid, None)
+                self.deleted_since.pop(uid, None)
                 continue
             await self._check(entry)
 
     async def _check(self, entry: LedgerEntry) -> None:
         deleted = await self._is_deleted(entry)
         if deleted is False:
-            self._deleted_since.pop(entry.uid, None)
+            self.deleted_since.pop(entry.uid, None)
             return
-        since = self._deleted_since.get(entry.uid)
+        since = self.deleted_since.get(entry.uid)
         if deleted is None:
             # Unknown. A claim that was missing is checked again; others are not affected.
             if since is not None:
                 self._due[entry.uid] = self._now() + RETRY_S
             return
         if since is None:
-            self._deleted_since[entry.uid] = self._now()
+            self.deleted_since[entry.uid] = self._now()
             self._due[entry.uid] = self._now() + self._confirm_after_s
             log.warning(
                 "prepared claim does not exist in the API server; it is checked again",
@@ -256,7 +257,7 @@ class OrphanedClaims:
     async def _do_release(self, entry: LedgerEntry) -> None:
         assert self._unprepare is not None
         await asyncio.to_thread(self._unprepare, entry.uid, Deadline.of(CALL_TIMEOUT_S))
-        self._deleted_since.pop(entry.uid, None)
+        self.deleted_since.pop(entry.uid, None)
 
     async def _is_deleted(self, entry: LedgerEntry) -> bool | None:
         """Whether the API server has no such claim; None if unknown."""

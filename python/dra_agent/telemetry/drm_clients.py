@@ -145,7 +145,7 @@ class DrmReader:
 
     def _clients_in(self, table: Path, pod: str) -> list[Client]:
         found = []
-        for descriptor in _numbers(table / "fd"):
+        for descriptor in numeric_entries(table / "fd"):
             self._files[pod] += 1
             if self._files[pod] > MAX_FILES:
                 raise UncountedError(f"the processes of its pod have more than {MAX_FILES} files open")
@@ -179,7 +179,8 @@ def _target(link: Path) -> str:
         return "/"  # fdinfo names the driver of a file with any path
 
 
-def _numbers(folder: Path) -> Iterable[str]:
+def numeric_entries(folder: Path) -> Iterable[str]:
+    """Return the entries of a folder of /proc that are numbers."""
     # An iterator, so that a process with many files does not take as much memory here.
     return (path.name for path in folder.iterdir() if path.name.isdecimal())
 

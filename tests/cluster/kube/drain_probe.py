@@ -112,23 +112,23 @@ class History:
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
-        self._changes: dict[Kind, list[ObjectChange]] = {PODS: [], CLAIMS: []}
+        self.changes: dict[Kind, list[ObjectChange]] = {PODS: [], CLAIMS: []}
         self._at_first: dict[Kind, dict[str, int]] = {}
-        self._begun = {kind: threading.Event() for kind in self._changes}
+        self._begun = {kind: threading.Event() for kind in self.changes}
         self._ends: list[Callable[[], None]] = []
-        self._threads = [threading.Thread(target=self._follow, args=(kind,), daemon=True) for kind in self._changes]
+        self._threads = [threading.Thread(target=self._follow, args=(kind,), daemon=True) for kind in self.changes]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         for kind, begun in self._begun.items():
             assert begun.wait(LONG_TIMEOUT_S), f"the watch of {kind.plural} does not begin"
-        self._at_first = {kind: self._versions(kind) for kind in self._changes}
+        self._at_first = {kind: self._versions(kind) for kind in self.changes}
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         try:
-            for kind in self._changes if failed is None else ():
+            for kind in self.changes if failed is None else ():
                 until(partial(self._is_up_to_date, kind), f"the watch of {kind.plural} has caught up")
         finally:
             self._stop_watches()
@@ -140,7 +140,7 @@ class History:
     def _is_up_to_date(self, kind: Kind) -> bool:
         """Return whether every current object has been observed: a watch delivers changes later than a list."""
         current = self._versions(kind)
-        last = {change.uid: change for change in list(self._changes[kind])}
+        last = {change.uid: change for change in list(self.changes[kind])}
         known = self._at_first[kind] | {
             uid: int(change.object["metadata"]["resourceVersion"]) for uid, change in last.items()
         }
@@ -162,11 +162,11 @@ class History:
 
         for type_, item in api.watch(kind, begun=begun):
             if item["metadata"].get("namespace") == self._namespace.name:
-                self._changes[kind].append(ObjectChange(time.monotonic(), type_, item))
+                self.changes[kind].append(ObjectChange(time.monotonic(), type_, item))
 
     def first(self, kind: Kind, when: Callable[[ObjectChange], object], what: str) -> ObjectChange:
         """Return the first matching change."""
-        for change in list(self._changes[kind]):
+        for change in list(self.changes[kind]):
             if when(change):
                 return change
         raise AssertionError(f"not observed: {what}")

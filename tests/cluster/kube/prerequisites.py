@@ -35,7 +35,7 @@ def missing_packages() -> list[str]:
     present = {
         "runc": shutil.which("runc") is not None,
         "containernetworking-plugins": all((CNI_PLUGINS / name).exists() for name in ("ptp", "host-local")),
-        "busybox-static": BUSYBOX.exists() and _is_static(BUSYBOX),
+        "busybox-static": BUSYBOX.exists() and is_static(BUSYBOX),
         "openssl": shutil.which("openssl") is not None,
         "iproute2": shutil.which("ip") is not None,
     }
@@ -51,7 +51,7 @@ def go_version() -> tuple[int, ...]:
     return (int(found[1]), int(found[2])) if found else ()
 
 
-def _is_static(binary: Path) -> bool:
+def is_static(binary: Path) -> bool:
     # A dynamic executable names its loader in the first page (ELF's PT_INTERP).
     with binary.open("rb") as file:
         return b"/ld-linux" not in file.read(4096)

@@ -121,9 +121,9 @@ class Bench:
 
     def vfio(self, deadline: float = DEADLINE_S) -> VfioSetup:
         """An agent's set-up; a new one is an agent that was started again."""
-        made = VfioSetup(self.host, DyingKernel(self.kernel, self.points), self.state, deadline=deadline)
-        made._bindings = DyingBindings(self.state, self.points)
-        return made
+        bindings = DyingBindings(self.state, self.points)
+        kernel = DyingKernel(self.kernel, self.points)
+        return VfioSetup(self.host, kernel, self.state, deadline=deadline, bindings=bindings)
 
     def inventory(self, settings: InventorySettings = EVERYTHING) -> Inventory:
         return collect(self.host, scan(self.host), settings, bindings=self.bindings)

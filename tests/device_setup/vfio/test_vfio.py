@@ -373,7 +373,6 @@ def test_two_claims_never_check_one_group_at_the_same_time(bench_of: Callable[..
     fpga, nic = bench.device(FPGA), bench.device(NIC)
     for address in (FPGA, NIC):
         bench.kernel.write(f"bus/pci/devices/{address}/driver/unbind", address)
-    vfio = VfioSetup(bench.host, bench.kernel, bench.state)
     checked, go_on = threading.Event(), threading.Event()
 
     class Slow(VfioBindingStore):
@@ -382,12 +381,11 @@ def test_two_claims_never_check_one_group_at_the_same_time(bench_of: Callable[..
             assert go_on.wait(60)
             super().write(binding)
 
-    vfio._bindings = Slow(bench.state)
+    vfio = VfioSetup(bench.host, bench.kernel, bench.state, bindings=Slow(bench.state))
     first = threading.Thread(target=vfio.set_up, args=("uid-1", [fpga], AUTO, None, a_minute()))
     first.start()
     try:
         assert checked.wait(60)
-        vfio._bindings = VfioBindingStore(bench.state)
         with pytest.raises(RetryableError, match=r"group \d+: claim uid-1 has been in work on it"):
             vfio.set_up("uid-2", [nic], AUTO, None, Deadline.of(0.05))
     finally:

@@ -15,7 +15,7 @@ import grpc
 from dra_agent.kubelet_plugin.plugin import KubeletPlugin
 from dra_agent.kubelet_plugin.proto import dra_v1_pb2
 from dra_agent.kubelet_plugin.sockets import socket_paths
-from fuzz.inputs.grpc_message import _Claims, _Devices
+from fuzz.inputs.grpc_message import Claims, Devices
 
 DRIVER = "d.example.com"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
@@ -35,9 +35,9 @@ class _Server:
         self.call: Any = channel.unary_unary(_METHOD)
 
     async def _serve(self, ready: threading.Event) -> None:
-        plugin = KubeletPlugin(self.paths, DRIVER, _Claims())
+        plugin = KubeletPlugin(self.paths, DRIVER, Claims())
         await plugin.open()
-        plugin.serve(_Devices(), None)
+        plugin.serve(Devices(), None)
         self.endpoint = str(self.paths.service)
         ready.set()
         await asyncio.Event().wait()

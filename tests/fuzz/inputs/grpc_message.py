@@ -19,7 +19,7 @@ METHODS = ("NodePrepareResources", "NodeUnprepareResources")
 VERSIONS: tuple[Any, ...] = (dra_v1_pb2, dra_v1beta1_pb2)
 
 
-class _Claims:
+class Claims:
     """Claims with a name of even length exist."""
 
     async def claim(self, namespace: str, name: str, timeout: float) -> dict[str, Any]:
@@ -33,7 +33,7 @@ class _Claims:
         return None
 
 
-class _Devices:
+class Devices:
     def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[ClaimDevice]:
         return [ClaimDevice("n/gpu", "gpu-0", ("gpu",), cdi_device_ids=("d/claim=x",))]
 
@@ -75,8 +75,8 @@ class _Details:
 
 
 async def _start() -> None:
-    service = DraService(_Claims(), ClaimExecutor(2))
-    service.set_preparer(_Devices())
+    service = DraService(Claims(), ClaimExecutor(2))
+    service.set_preparer(Devices())
     _handlers.extend(service.handlers())
 
 

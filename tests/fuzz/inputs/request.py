@@ -35,7 +35,7 @@ def check(data: bytes) -> None:
     try:
         match kind % 5:
             case 3:
-                _loop.run_until_complete(_hooks._handle(text))
+                _loop.run_until_complete(_hooks.handle(text))
             case 4:
                 review(text, _DRIVER, {})
             case decoder:

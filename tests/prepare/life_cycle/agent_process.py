@@ -174,7 +174,7 @@ class Agent:
         """Wait until no operation on a claim is in progress, except hanging ones."""
         await eventually_async(
             lambda: (
-                uid not in self.claim_executor._work
+                self.claim_executor.waiters(uid) is None
                 or any(
                     interruptible.hung.is_set() and interruptible.call.uid == uid
                     for interruptible in self.calls.values()
@@ -188,8 +188,8 @@ class Agent:
         event = event or Event(number, "answered")
         with self.ledger.lease():
             event.entries = self.ledger.entries()
-        event.claim_locks = sorted(self.node.preparer._claim_locks._locks)
-        event.device_locks = sorted(self.node.preparer._device_locks._locks)
+        event.claim_locks = self.node.preparer.claim_locks.held
+        event.device_locks = self.node.preparer.device_locks.held
         if interruptible is not None:
             event.fired = interruptible.fired
             if not interruptible.hung.is_set():

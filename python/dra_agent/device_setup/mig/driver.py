@@ -82,7 +82,7 @@ class MigDriver:
             PermanentError: The GPU does not support MIG.
         """
         try:
-            now, pending = self._call("nvmlDeviceGetMigMode", self._gpu)
+            now, pending = self.call("nvmlDeviceGetMigMode", self._gpu)
         except NotSupportedError as error:
             raise PermanentError("it does not support MIG", where=self._where, hint="claim another device") from error
         return bool(now), bool(pending)
@@ -96,7 +96,7 @@ class MigDriver:
             hint="stop the processes that monitor or use it (nvidia-smi, dcgm, fabric clients); the agent retries",
         )
         try:
-            status = self._call("nvmlDeviceSetMigMode", self._gpu, int(on), slow=True)
+            status = self.call("nvmlDeviceSetMigMode", self._gpu, int(on), slow=True)
         except NotSupportedError as error:
             raise self._unsupported(f"MIG mode cannot be switched {word}", error) from error
         except NvmlError as error:
@@ -107,7 +107,7 @@ class MigDriver:
         if self.mode()[0] == on:
             return
         # A pending mode would take effect with the next reset, when another claim may use the GPU.
-        self._call("nvmlDeviceSetMigMode", self._gpu, int(not on), slow=True)
+        self.call("nvmlDeviceSetMigMode", self._gpu, int(not on), slow=True)
         if status == IN_USE:
             raise in_use
         raise RetryableError(
@@ -129,7 +129,7 @@ class MigDriver:
                 self._profiles[self._address] = profiles
         for profile in profiles:
             for handle in instance_handles(self._nvml, self._gpu, self._address, profile):
-                info = self._call("nvmlGpuInstanceGetInfo", handle)
+                info = self.call("nvmlGpuInstanceGetInfo", handle)
                 place = Placement(info.placement.start, info.placement.size)
                 found.append(GpuInstance(handle, info.id, profile, place))
         return found
@@ -146,7 +146,7 @@ class MigDriver:
         place.start, place.size = placement.start, placement.size
         message = f"a MIG instance of profile {profile} cannot be created at memory slice {placement.start}"
         try:
-            handle = self._call(
+            handle = self.call(
                 "nvmlDeviceCreateGpuInstanceWithPlacement", self._gpu, profile, ctypes.byref(place), slow=True
             )
         except NotSupportedError as error:
@@ -167,7 +167,7 @@ class MigDriver:
                     hint="delete the claim; the published devices now match the driver",
                 ) from error
             raise self._error(message, error) from error
-        info = self._call("nvmlGpuInstanceGetInfo", handle)
+        info = self.call("nvmlGpuInstanceGetInfo", handle)
         return GpuInstance(handle, info.id, profile, placement)
 
     def compute_instances(self, instance: GpuInstance) -> list[ComputeInstance]:
@@ -176,9 +176,9 @@ class MigDriver:
         for profile, slices in self._compute_profiles(instance):
             handles = (self._nvml.module.c_nvmlComputeInstance_t * _MAX_INSTANCES)()
             count = ctypes.c_uint(_MAX_INSTANCES)
-            self._call("nvmlGpuInstanceGetComputeInstances", instance.handle, profile, handles, ctypes.byref(count))
+            self.call("nvmlGpuInstanceGetComputeInstances", instance.handle, profile, handles, ctypes.byref(count))
             for handle in handles[: count.value]:
-                info = self._call("nvmlComputeInstanceGetInfo_v2", handle)
+                info = self.call("nvmlComputeInstanceGetInfo_v2", handle)
                 found.append(ComputeInstance(handle, info.id, slices))
         return found
 
@@ -200,20 +200,20 @@ class MigDriver:
                 hint=f"request {offered_slices}",
             )
         try:
-            handle = self._call("nvmlGpuInstanceCreateComputeInstance", instance.handle, profile, slow=True)
+            handle = self.call("nvmlGpuInstanceCreateComputeInstance", instance.handle, profile, slow=True)
         except NvmlError as error:
             raise self._error("a compute instance cannot be created", error) from error
-        return ComputeInstance(handle, self._call("nvmlComputeInstanceGetInfo_v2", handle).id, slice_count)
+        return ComputeInstance(handle, self.call("nvmlComputeInstanceGetInfo_v2", handle).id, slice_count)
 
     def uuid(self, compute: ComputeInstance) -> str:
         """Return the UUID of the MIG device of a compute instance."""
-        device = self._call("nvmlComputeInstanceGetInfo_v2", compute.handle).device
-        uuid: str = self._call("nvmlDeviceGetUUID", device)
+        device = self.call("nvmlComputeInstanceGetInfo_v2", compute.handle).device
+        uuid: str = self.call("nvmlDeviceGetUUID", device)
         return uuid
 
     def capabilities(self, instance: GpuInstance, compute: ComputeInstance) -> tuple[int, ...]:
         """Return the minor numbers of both capability nodes; RetryableError until the driver lists them."""
-        minor = self._call("nvmlDeviceGetMinorNumber", self._gpu)
+        minor = self.call("nvmlDeviceGetMinorNumber", self._gpu)
         problems: list[Diagnostic] = []
         minors = capability_minors(self._host, minor, instance.id, compute.id, problems)
         if problems:
@@ -230,7 +230,7 @@ class MigDriver:
 
     def _destroy(self, call: str, handle: Any, message: str) -> None:
         try:
-            self._call(call, handle, slow=True)
+            self.call(call, handle, slow=True)
         except UnknownGpuError:
             return
         except NvmlError as error:
@@ -247,7 +247,7 @@ class MigDriver:
         found = []
         for number in range(self._nvml.module.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
             try:
-                info = self._call(
+                info = self.call(
                     "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance.handle, number, _SHARED_ENGINES
                 )
             except NotSupportedError:
@@ -262,9 +262,10 @@ class MigDriver:
     def _find(self) -> Any:
         domain, _, rest = self._address.partition(":")
         bus_id = f"{int(domain, 16):08X}:{rest.upper()}"
-        return self._call("nvmlDeviceGetHandleByPciBusId", bus_id.encode())
+        return self.call("nvmlDeviceGetHandleByPciBusId", bus_id.encode())
 
-    def _call(self, name: str, *arguments: Any, slow: bool = False) -> Any:
+    def call(self, name: str, *arguments: Any, slow: bool = False) -> Any:
+        """Call NVML about this GPU. Raises NvmlError and CallTimeoutError; `slow` has a longer timeout."""
         return self._nvml.call(name, *arguments, about=self._address, timeout=SLOW_CALL_TIMEOUT_S if slow else None)
 
     def _unsupported(self, message: str, error: NvmlError) -> PermanentError:

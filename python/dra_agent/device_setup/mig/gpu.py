@@ -77,7 +77,7 @@ LOCK_TIMEOUT_S = 20.0
 """Seconds that a claim waits for the lock of a GPU: the kubelet retries after 45."""
 PRUNE_TIMEOUT_S = 120.0
 """Seconds to destroy instances of claims that are no longer in the ledger: several driver calls for each."""
-_RETRY_TIMEOUT_S = 5.0
+RETRY_TIMEOUT_S = 5.0
 """Seconds for which a blocked step is retried."""
 _RETRY_INTERVAL_S = 0.25
 _T = TypeVar("_T")
@@ -305,7 +305,7 @@ def _retry(step: Callable[[], _T], deadline: Deadline) -> _T:
     RetryableError if the deadline has passed before the first attempt.
     """
     deadline.check("a MIG instance")
-    end = deadline.capped(_RETRY_TIMEOUT_S)
+    end = deadline.capped(RETRY_TIMEOUT_S)
     while True:
         try:
             return step()

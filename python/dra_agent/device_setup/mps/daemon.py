@@ -31,7 +31,7 @@ clients of the server's user have ended (docs.nvidia.com/deploy/mps, architectur
 does not exist on Tegra."""
 COMMAND_TIMEOUT_S = 10.0
 """Seconds for one command."""
-_QUIT_TIMEOUT_S = 10.0
+QUIT_TIMEOUT_S = 10.0
 """Maximum seconds for a daemon to quit before it is killed; its clients have exited by then."""
 _HINT = "check the MPS logs, in the folder next to its pipes"
 _MAX_SERVERS = 64
@@ -127,7 +127,7 @@ class MpsDaemon:
         except OSError:
             return
         try:
-            end = time.monotonic() + _QUIT_TIMEOUT_S
+            end = time.monotonic() + QUIT_TIMEOUT_S
             while self._is_running(daemon):
                 if time.monotonic() > end:
                     # Through the pidfd, which belongs to the process that was just identified as the daemon.

@@ -54,11 +54,11 @@ class NicSetup:
         """`host_folder` has the same path for runtimes: it contains hook and socket."""
         self._host = host
         self._return_timeout_s = return_timeout_s
-        self._hook = ContainerHook(host_folder)
-        self._interfaces = Interfaces(host.sysfs)
+        self.hook = ContainerHook(host_folder)
+        self.interfaces = Interfaces(host.sysfs)
         self._originals = StateFiles(state_dir / "net", OriginalInterface, max_bytes=MAX_STATE_BYTES)
         self._locks = setup_locks(state_dir, "net")
-        self.mover = InterfaceMover(self._interfaces, self._originals, self._locks, return_timeout_s)
+        self.mover = InterfaceMover(self.interfaces, self._originals, self._locks, return_timeout_s)
 
     def hook_tasks(self) -> Mapping[str, Callable[[bytes], bool]]:
         """See dra_agent.prepare.setup.HookHandler."""
@@ -113,13 +113,13 @@ class NicSetup:
             with self._locks.hold([item.device.name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
                 original = self._original(uid, item, desired)
                 record[item.key] = original.ifname
-                present = self._interfaces.of(original.address)
+                present = self.interfaces.of(original.address)
                 if desired.mtu is not None and present is not None and original.ifname in present:
                     self._set_mtu(item.device.name, original.ifname, desired.mtu)
             if desired.name is not None:
-                self._hook.install()
+                self.hook.install()
                 variable = f"DRA_AGENT_DEVICE_{env_name(item.device.name)}_IFNAME={desired.name}"
-                hook_edits = self._hook.request_edits(uid, item.key, "--task", TASK)
+                hook_edits = self.hook.request_edits(uid, item.key, "--task", TASK)
                 edits[item.key] = ContainerEdits(env=(variable,)).merged(hook_edits)
         return SetupOutcome(record, edits)
 
@@ -154,8 +154,8 @@ class NicSetup:
         if not ifname:
             raise RetryableError("its interface is not on the host", where=f"device {device}")
         try:
-            mtu, up = self._interfaces.mtu(ifname), self._interfaces.is_up(ifname)
-            hardware = self._interfaces.hardware_address(ifname)
+            mtu, up = self.interfaces.mtu(ifname), self.interfaces.is_up(ifname)
+            hardware = self.interfaces.hardware_address(ifname)
             given = addresses(ifname, hardware, permanent=True) if desired.name is not None else ()
         except (OSError, ValueError) as error:
             raise RetryableError(f"{ifname} cannot be read: {error}", where=f"device {device}") from error
@@ -176,8 +176,8 @@ class NicSetup:
 
     def _set_mtu(self, device: str, ifname: str, mtu: int) -> None:
         try:
-            if self._interfaces.mtu(ifname) != mtu:
-                self._interfaces.set_mtu(ifname, mtu)
+            if self.interfaces.mtu(ifname) != mtu:
+                self.interfaces.set_mtu(ifname, mtu)
                 log.info("MTU set", extra={"device": device, "interface": ifname, "mtu": mtu})
         except OSError as error:
             message = f"interface.mtu: {ifname} does not accept {mtu}: {error.strerror}"
@@ -194,13 +194,13 @@ class NicSetup:
             if original.network or (original.moving and original.link is not None):
                 self._reset(device, now, original)
             if now != original.ifname:
-                if self._interfaces.is_up(now):
-                    self._interfaces.set_link_up(now, on=False)
-                self._interfaces.rename(now, original.ifname)
-            if self._interfaces.mtu(original.ifname) != original.mtu:
-                self._interfaces.set_mtu(original.ifname, original.mtu)
-            if original.up != self._interfaces.is_up(original.ifname):
-                self._interfaces.set_link_up(original.ifname, on=original.up)
+                if self.interfaces.is_up(now):
+                    self.interfaces.set_link_up(now, on=False)
+                self.interfaces.rename(now, original.ifname)
+            if self.interfaces.mtu(original.ifname) != original.mtu:
+                self.interfaces.set_mtu(original.ifname, original.mtu)
+            if original.up != self.interfaces.is_up(original.ifname):
+                self.interfaces.set_link_up(original.ifname, on=original.up)
             if (original.network or original.moving) and original.addresses:
                 done = rtnetlink.query(rtnetlink.RestoreRequest(original.ifname, original.addresses))
                 if done.refused:
@@ -229,9 +229,9 @@ class NicSetup:
         """Wait until the interface is on the host, and return its current name; None if its NIC was removed."""
         deadline = deadline.capped(self._return_timeout_s)
         while True:
-            if self._interfaces.of(original.address) is None:
+            if self.interfaces.of(original.address) is None:
                 return None
-            name = self._interfaces.find(original.address, original.ifname, original.interface.name)
+            name = self.interfaces.find(original.address, original.ifname, original.interface.name)
             if name is not None:
                 return name
             if not deadline.remaining():

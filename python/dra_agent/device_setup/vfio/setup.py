@@ -102,8 +102,9 @@ class VfioSetup:
         *,
         libraries: Sequence[DriverLibrary] = (),
         deadline: float = TIMEOUT_S,
+        bindings: VfioBindingStore | None = None,
     ) -> None:
-        """`libraries` are closed while functions of their drivers are bound.
+        """`libraries` are closed while functions of their drivers are bound; `bindings` are those of `state_dir`.
 
         `deadline` in seconds is for each access to the kernel.
         """
@@ -111,7 +112,7 @@ class VfioSetup:
         self._accesses = TimedWriter(kernel, deadline)
         self._functions = PciFunctions(host, self._accesses)
         self._binding = Binding(self._functions, self._accesses)
-        self._bindings = VfioBindingStore(state_dir)
+        self._bindings = bindings or VfioBindingStore(state_dir)
         self._libraries = {library.driver: library for library in libraries}
         self._locks = setup_locks(state_dir, "vfio")
 

@@ -113,13 +113,15 @@ class NvmlClient:
         """Of the library below a driver root that the process has loaded."""
         self._had_marker = False
         """True if the driver container of this root announces when its driver works."""
-        self._timeout = timeout
+        self.timeout_s = timeout
+        """Seconds for a call that neither initializes GPUs nor changes MIG instances."""
         self._life = threading.RLock()
         self._process: NvmlWorker | None = None
         self._restart_policy = RestartPolicy()
         self._generation = 0
         self._started = False
-        self._users = 1
+        self.users = 1
+        """Users of `acquire` that have not closed it."""
         self._is_closed = False
         self._gpus = 1
         self._initialized: set[str] = set()
@@ -164,9 +166,15 @@ class NvmlClient:
         return self._started and process is not None and not process.ended
 
     @property
+    def is_busy(self) -> bool:
+        """True while a call has no response yet."""
+        process = self._process
+        return process is not None and process.busy
+
+    @property
     def start_timeout_s(self) -> float:
         """Seconds for calls that initialize GPUs: the driver may initialize all of them, one after the other."""
-        return self._timeout * max(SLOW_FACTOR, GPU_START_FACTOR * self._gpus)
+        return self.timeout_s * max(SLOW_FACTOR, GPU_START_FACTOR * self._gpus)
 
     def expect(self, gpus: int) -> None:
         """Set the number of GPUs that a start may initialize."""
@@ -177,7 +185,7 @@ class NvmlClient:
 
         Raises CallTimeoutError if another thread does not finish its start in time, WorkerExitedError after `close`.
         """
-        if not self._life.acquire(timeout=self._timeout * SLOW_FACTOR):
+        if not self._life.acquire(timeout=self.timeout_s * SLOW_FACTOR):
             raise CallTimeoutError("NVML is still being started", where="NVML")
         try:
             if self._is_closed:
@@ -207,7 +215,7 @@ class NvmlClient:
 
         Calls that are being made are waited for, up to a deadline's time; so is a start.
         """
-        if not self._life.acquire(timeout=self._timeout):
+        if not self._life.acquire(timeout=self.timeout_s):
             # A start hangs, or initializes GPUs: it ends with its process.
             if (starting := self._process) is not None:
                 starting.close()
@@ -216,7 +224,7 @@ class NvmlClient:
             process, self._started = self._process, False
             if process is None:
                 return
-            end = time.monotonic() + self._timeout
+            end = time.monotonic() + self.timeout_s
             while process.busy and time.monotonic() < end:
                 time.sleep(_QUIET_S)
             self._process = None
@@ -234,8 +242,8 @@ class NvmlClient:
     def close(self) -> None:
         """Close the GPUs; never fails. A shared library stays open for its other users."""
         with _SHARING:
-            self._users -= 1
-            if self._users > 0:
+            self.users -= 1
+            if self.users > 0:
                 return
             if _SHARED.get(self._source) is self:
                 del _SHARED[self._source]
@@ -270,8 +278,8 @@ class NvmlClient:
         settling = changed is not None and time.monotonic() - changed < CHANGE_SETTLES_S
         # The driver may serve one GPU after the other.
         if self._initializing or settling or any(word in name for word in _MIG_WORDS):
-            return self._timeout * SLOW_FACTOR
-        return self._timeout
+            return self.timeout_s * SLOW_FACTOR
+        return self.timeout_s
 
     def is_hung(self, about: str) -> bool:
         """Return True if an earlier call for a GPU is pending: another would hang too."""
@@ -393,6 +401,12 @@ _SHARING = threading.Lock()
 _SHARED: dict[Path | DriverRoot | None, NvmlClient] = {}
 
 
+def shared_users() -> dict[str, int]:
+    """Return how many users each library has that `acquire` has returned and that is not closed."""
+    with _SHARING:
+        return {str(source): client.users for source, client in _SHARED.items()}
+
+
 def acquire(source: Path | DriverRoot | None, timeout: float) -> NvmlClient:
     """Return the process-wide library of this source; each user closes it once. The first user sets the timeout."""
     with _SHARING:
@@ -400,5 +414,5 @@ def acquire(source: Path | DriverRoot | None, timeout: float) -> NvmlClient:
         if known is None:
             known = _SHARED[source] = NvmlClient(source, timeout)
         else:
-            known._users += 1
+            known.users += 1
         return known

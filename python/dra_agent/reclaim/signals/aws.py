@@ -155,15 +155,17 @@ class AwsSource:
         signals: AwsSignals = AwsSignals(),  # noqa: B008  (frozen)
         make_schedule: Callable[[float], PollSchedule] = PollSchedule,
         booted: datetime = STEADY.booted,
+        connect: Callable[[str], MetadataService] = MetadataService,
     ) -> None:
         """`lead`: how long before the start of maintenance its hint becomes a notice.
 
-        `booted`: when the host booted; events announced for an earlier time have happened.
+        `booted`: when the host booted; events announced for an earlier time have happened. `connect` makes a
+        connection to an endpoint.
         """
         MetadataService(endpoint)  # UsageError for an invalid address
         self._signals = signals
         self._booted = booted
-        self._session = Session(lambda: MetadataService(endpoint))
+        self._session = Session(lambda: connect(endpoint))
         self._lead = lead
         self._make_schedule = make_schedule
 

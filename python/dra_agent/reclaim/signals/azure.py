@@ -76,15 +76,17 @@ class AzureSource:
         signals: AzureSignals = AzureSignals(),  # noqa: B008  (frozen)
         make_schedule: Callable[[float], PollSchedule] = PollSchedule,
         booted: datetime = STEADY.booted,
+        connect: Callable[[str], MetadataService] = MetadataService,
     ) -> None:
         """`vm`: the VM's name, empty to read it. `acknowledge`: approve user-initiated events.
 
-        `booted`: when the host booted; events announced for an earlier time have happened.
+        `booted`: when the host booted; events announced for an earlier time have happened. `connect` makes a
+        connection to an endpoint.
         """
         self._signals = signals
         self._booted = booted
         self._scheduled: set[str] = set()
-        self._service = MetadataService(endpoint)
+        self._service = connect(endpoint)
         self._vm = vm
         self._lead = lead
         self._acknowledge = acknowledge

@@ -61,7 +61,7 @@ class Bus:
             connection.close()
             raise
         bus = cls(connection)
-        asyncio.get_running_loop().add_reader(connection.fileno(), bus._readable)
+        asyncio.get_running_loop().add_reader(connection.fileno(), bus.on_readable)
         try:
             await bus.call(_daemon().Hello())
         except BaseException:
@@ -126,7 +126,8 @@ class Bus:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
         self._socket.close()
 
-    def _readable(self) -> None:
+    def on_readable(self) -> None:
+        """Read what has arrived, and deliver its messages; for the reader of the event loop."""
         from jeepney.fds import FileDescriptor, fds_buf_size
 
         try:

@@ -38,7 +38,7 @@ class MetadataValue:
 
     def __init__(
         self,
-        endpoint: str,
+        service: MetadataService,
         path: str,
         values: dict[str, tuple[str, timedelta] | None],
         name: str,
@@ -54,7 +54,7 @@ class MetadataValue:
         self._lead = lead
         self._restored_since: dict[str, datetime] = {}
         self._becomes_notice_at: datetime | None = None
-        self._service = MetadataService(endpoint)
+        self._service = service
         self._path = path
         self._known_values = values
         self._name = name
@@ -140,15 +140,17 @@ class GcpSource:
         lead: timedelta,
         signals: GcpSignals = GcpSignals(),  # noqa: B008  (frozen)
         make_schedule: Callable[[float], PollSchedule] = PollSchedule,
+        connect: Callable[[str], MetadataService] = MetadataService,
     ) -> None:
         """`preemption` and `maintenance`: from the value to the end of the instance.
 
-        `lead`: how long before announced maintenance its hint becomes a notice.
+        `lead`: how long before announced maintenance its hint becomes a notice. `connect` makes a connection to an
+        endpoint.
         """
         self._make_schedule = make_schedule
         values = {
             "gcp.preempted": MetadataValue(
-                endpoint,
+                connect(endpoint),
                 "/preempted",
                 {"FALSE": None, "TRUE": ("the instance is preempted", preemption)},
                 "gcp.preempted",
@@ -156,7 +158,7 @@ class GcpSource:
             ),
             # An instance that migrates continues to run, and its claims stay valid.
             "gcp.maintenance": MetadataValue(
-                endpoint,
+                connect(endpoint),
                 "/maintenance-event",
                 {
                     "NONE": None,
@@ -176,6 +178,11 @@ class GcpSource:
         """The signals that are not ignored; the values of others are not requested."""
         return tuple(self._values)
 
+    @property
+    def polls(self) -> dict[str, PollFunction]:
+        """The function that reads the value of each signal."""
+        return {name: value.poll for name, value in self._values.items()}
+
     def recall(self, signals: Sequence[Signal]) -> None:
         """Restore the signals of an earlier run in this boot."""
         for signal in signals:
@@ -186,8 +193,7 @@ class GcpSource:
         """Keep one long-polling request for each value, on its own connection."""
         try:
             async with asyncio.TaskGroup() as group:
-                for name, value in self._values.items():
-                    poll: PollFunction = value.poll
+                for name, poll in self.polls.items():
                     group.create_task(poll_forever(name, poll, self._make_schedule(POLL_INTERVAL_S), sink))
         finally:
             for value in self._values.values():

@@ -7,7 +7,7 @@ from importlib import import_module
 from dra_agent.errors import UsageError
 from dra_agent.simulate.machine import Machine
 
-_MODULES = {
+MODULES = {
     "dgx-h100": "dgx_h100",
     "hgx-h200": "hgx_h200",
     "dgx-spark": "dgx_spark",
@@ -47,17 +47,17 @@ _MODULES = {
 
 def profiles() -> list[str]:
     """Names of all profiles."""
-    return list(_MODULES)
+    return list(MODULES)
 
 
 def load_profile(name: str) -> Machine:
     """The machine of that name; UsageError names the known ones, and the nearest."""
-    if name not in _MODULES:
+    if name not in MODULES:
         import difflib
 
-        near = difflib.get_close_matches(name, _MODULES, 1)
+        near = difflib.get_close_matches(name, MODULES, 1)
         raise UsageError(
-            f"unknown profile {name!r}; known: {', '.join(_MODULES)}", hint=f"did you mean {near[0]}?" if near else None
+            f"unknown profile {name!r}; known: {', '.join(MODULES)}", hint=f"did you mean {near[0]}?" if near else None
         )
-    machine: Machine = import_module(f"{__name__}.{_MODULES[name]}").machine()
+    machine: Machine = import_module(f"{__name__}.{MODULES[name]}").machine()
     return machine
