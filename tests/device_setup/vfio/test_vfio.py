@@ -15,7 +15,7 @@ from device_setup.hung import wait_for_access
 from device_setup.vfio.bench import ALVEO, ALVEO_MANAGEMENT, FPGA, GPU, NIC, Bench, Crash, published
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
-from dra_agent.device_setup.nvidia.nvml import SharedNvml
+from dra_agent.device_setup.nvidia import SharedNvml
 from dra_agent.device_setup.vfio import VfioConfig, VfioSetup
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host

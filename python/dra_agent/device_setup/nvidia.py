@@ -1,4 +1,4 @@
-"""NVML, as the agent's process shares it: a driver of a GPU cannot be unbound while it is open."""
+"""The set-ups of NVIDIA GPUs: MIG partitions and time slices; and NVML, which is closed while a driver is unbound."""
 
 from __future__ import annotations
 
@@ -6,12 +6,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dra_agent.device_setup.mig import MigSetup
+from dra_agent.device_setup.timeslice import TimeSliceSetup
+from dra_agent.device_setup.vendor import SetupContext, VendorSetups
 from dra_agent.driver_root import DriverRoot
 from dra_agent.inventory.nvidia.nvml_client import NvmlError, acquire
 
 
+def make(context: SetupContext) -> VendorSetups:
+    """Create the set-ups."""
+    host = context.host
+    return VendorSetups(
+        creating=(MigSetup(host, context.library_timeout_s),),
+        configuring=(TimeSliceSetup(lambda: host.driver_tool("nvidia-smi"), context.state_dir),),
+        libraries=(SharedNvml(host.nvml, context.library_timeout_s),),
+    )
+
+
 class SharedNvml:
-    """See dra_agent.device_setup.vendor.DriverLibrary."""
+    """NVML, as the agent's process shares it: a GPU cannot lose its driver while it is open. See DriverLibrary."""
 
     driver = "nvidia"
 
