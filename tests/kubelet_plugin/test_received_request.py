@@ -40,8 +40,24 @@ def calls_of(served: plugin.KubeletPlugin) -> set[object]:
     return states
 
 
-def test_this_version_of_grpc_starts_handlers_with_a_received_request() -> None:
-    assert received_request._server() is not None
+def test_this_version_of_grpc_starts_handlers_with_a_received_request(
+    node: Node, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[object] = []
+    submit = received_request.submit
+
+    def record(*arguments: Any) -> Any:
+        submitted.append(submit(*arguments))
+        return submitted[-1]
+
+    monkeypatch.setattr(received_request, "submit", record)
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            assert not (await driver.call("unprepare", [CLAIM_C])).claims["u"].error
+
+    run(scenario())
+    assert any(future is not None for future in submitted)
 
 
 def test_calls_without_a_request_take_no_thread(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +146,7 @@ def test_a_call_that_is_canceled_while_it_waits_for_a_thread_is_not_worked_on(
 
 
 def test_a_version_of_grpc_without_it_serves_calls(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(received_request, "_server", lambda: None)
+    monkeypatch.setattr(received_request, "submit", lambda *arguments: None)
     node.claims.add("c", "u")
 
     async def scenario() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -61,14 +61,17 @@ class DeviceHeldError(RetryableError):
     """Another claim holds the device: a second holder is always refused."""
 
 
+DamageKind = Literal["torn tail", "damaged record"]
+""""torn tail" after a crash during a write, which loses nothing; "damaged record" otherwise (recovery.rs)."""
+
+
 class LedgerDamage(msgspec.Struct, frozen=True):
     """A range of a file that is not a record."""
 
     file: str
     offset: int
     length: int
-    message: str = msgspec.field(name="what")
-    """"torn tail" after a crash during a write, which loses nothing; "damaged record" otherwise."""
+    kind: DamageKind = msgspec.field(name="what")
     uid: str | None = None
     """UID that was found in the damaged bytes."""
 
@@ -104,7 +107,7 @@ class LedgerReport(msgspec.Struct, frozen=True):
             f"{damage.file}: {damage.length} damaged bytes at {damage.offset}"
             + (f", which seem to be of claim {damage.uid}" if damage.uid else "")
             for damage in self.damage
-            if damage.message != "torn tail"
+            if damage.kind != "torn tail"
         ]
         if self.lost_records:
             messages.append(f"{self.lost_records} records are missing")
