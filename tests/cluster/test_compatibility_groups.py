@@ -96,10 +96,10 @@ def card(cluster: Cluster, namespace: Namespace) -> Iterator[None]:
 
 
 def predicted(
-    cluster: Cluster, namespace: Namespace, agent_command: Command, directory: Path
+    cluster: Cluster, namespace: Namespace, agent_command: Command, directory: Path, device_class: str = "card"
 ) -> tuple[int, dict[str, Any]]:
     """Return how many pods with one device fit, and the whole answer of `dra-agent capacity`."""
-    devices = {"requests": [request("device", "card")]}
+    devices = {"requests": [request("device", device_class)]}
     version, metadata = "resource.k8s.io/v1", {"name": "one", "namespace": namespace.name}
     template = {
         "apiVersion": version,
