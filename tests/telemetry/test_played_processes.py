@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dra_agent.device_setup.shares import owners
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.running_agent import check_telemetry
+from dra_agent.processes.containers import Place, place_of
 from dra_agent.simulate import inject, processes
 from dra_agent.telemetry.control import current_values
 from telemetry.rig import PODS, Rig, cgroup_of, recorded
@@ -71,6 +74,24 @@ def test_claims_that_share_a_gpu_have_what_their_processes_played(shared: Rig, r
     assert failing(shared) == set()
     values = current_values("node-1", 10, 0, shared.sampler.snapshot(), shared.inventory, shared.entries)
     assert {one.name: one.values.gpu_utilization_ratio for one in values.claims} == {"a": 0, "b": 0}
+
+
+def test_memory_of_many_claims_reads_the_cgroup_of_each_process_once(
+    shared: Rig, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        processes.run(root, 4720 + number, cgroup_of("ab"[number % 2]))
+        play(root, 4720 + number, (1, 1))
+    reads: Counter[int] = Counter()
+
+    def counted(proc: Path, pid: int) -> Place | None:
+        reads[pid] += 1
+        return place_of(proc, pid)
+
+    monkeypatch.setattr(owners, "place_of", counted)
+    shared.sample()
+    assert shared.of_claim("memory_used_bytes", "a", GPU) == shared.of_claim("memory_used_bytes", "b", GPU) == 5 * GIB
+    assert reads == Counter(dict.fromkeys((*PROCESSES, *range(4720, 4728)), 1))
 
 
 def test_the_first_sample_has_no_utilization_by_process(rig: Rig, root: Path) -> None:

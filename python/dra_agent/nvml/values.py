@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 Translate = Callable[[int], int]
+_PLAIN = (bool, int, float, str)
+"""Not as a union, which would be made again for each of the values of a sample."""
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _SIMPLE = ctypes._SimpleCData
 _POINTER = ctypes._Pointer
@@ -67,7 +69,7 @@ class Codec:
 
     def encode(self, value: Any) -> Any:
         """Convert a value to JSON; raises TypeError for unsupported types."""
-        if value is None or isinstance(value, bool | int | float | str):
+        if value is None or isinstance(value, _PLAIN):
             return value
         if isinstance(value, bytes):
             return {"b": value.hex()}
@@ -84,7 +86,7 @@ class Codec:
 
     def decode(self, value: Any) -> Any:
         """Convert a value from JSON; raises StaleHandleError, and ValueError for invalid data."""
-        if value is None or isinstance(value, bool | int | float | str):
+        if value is None or isinstance(value, _PLAIN):
             return value
         if not isinstance(value, dict) or len(value) != 1:
             raise ValueError(f"no value: {value!r:.80}")

@@ -55,6 +55,7 @@ class ProcessOwners:
         for held in everything:
             self._by_device.setdefault(_device(held), []).append(held)
         self._places: dict[int, Place] | None = None
+        self._place_of: dict[int, Place | None] = {}
         self._users: dict[tuple[tuple[str, str], str | None], tuple[Sequence[HeldShare], frozenset[HeldShare]]] = {}
         """By device and pod: the shares that a process may use, so that not every process compares all of them."""
 
@@ -71,6 +72,15 @@ class ProcessOwners:
                 pids = process_ids(self._host.proc)
             self._places = {pid: place for pid in pids if (place := place_of(self._host.proc, pid)) is not None}
         return self._places
+
+    def place_of(self, pid: int) -> Place | None:
+        """Return the location of one process, as it was at the first call; None if it did not exist.
+
+        Unlike `places`, it knows processes that have started since the first call for another one.
+        """
+        if pid not in self._place_of:
+            self._place_of[pid] = place_of(self._host.proc, pid)
+        return self._place_of[pid]
 
     def problem(self, held: HeldShare, place: Place) -> str | None:
         """Return "" if a user of the device belongs to this claim, None if not, otherwise why that is ambiguous."""

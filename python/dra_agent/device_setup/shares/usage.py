@@ -16,7 +16,6 @@ from dra_agent.host import Host
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.shares import offered_enforcement
-from dra_agent.processes.containers import place_of
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -142,7 +141,7 @@ class UsageReader:
             self._computing[uuid] = dict(self._nvml.call("compute_processes", handle, about=about))
         amounts = []
         for pid, used in self._computing[uuid].items():
-            place = place_of(self._host.proc, pid)
+            place = self._owners.place_of(pid)
             if place is None or (problem := self._owners.problem(held, place)) is None:
                 continue  # it has exited, or belongs to another claim
             if problem:

@@ -149,11 +149,13 @@ class NvidiaProcesses:
             return exited(pid)
         if _began_after(started, at_s):
             return Place("unknown", reason=f"another process had the PID {pid} before")
+        if place.kind != "host":
+            return place
         try:
             name = (proc / str(pid) / "comm").read_text(errors="replace")
         except OSError:
             name = ""
-        if place.kind == "host" and name.startswith(_MPS):
+        if name.startswith(_MPS):
             return Place("unknown", reason=f"process {pid} is the MPS server of several claims")
         return place
 
