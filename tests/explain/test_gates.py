@@ -38,7 +38,7 @@ def test_fields_show_the_gate(devices: list[Json], gates: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize("wrong", [7, [7], {"x": [7]}, None])
 def test_values_of_wrong_types_show_no_gate(wrong: Any) -> None:
-    parts = ({"spec": wrong}, {"spec": {"devices": wrong}}, {"spec": {"devices": [wrong]}}]
+    parts = ({"spec": wrong}, {"spec": {"devices": wrong}}, {"spec": {"devices": [wrong]}})
     fields = ({"attributes": wrong}, {"attributes": {"a": wrong}}, {"consumesCounters": wrong})
     assert gates_in_use([*parts, *({"spec": {"devices": [field]}} for field in fields)]) == ()
     assert gates_in_use([{"spec": wrong}, slice_of(rails("a", "1"))]) == ("DRAListTypeAttributes",)
