@@ -27,7 +27,7 @@ def imported_modules(wanted: set[str]) -> set[str]:
     found: set[str] = set()
     for path in (ROOT / "python/dra_agent").rglob("*.py"):
         text = path.read_text()
-        for node in ast.walk(ast.parse(text)) if any(name in text for name in wanted - found) else ():
+        for node in ast.walk(ast.parse(text if any(name in text for name in wanted - found) else "")):
             if isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:

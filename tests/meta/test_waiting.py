@@ -158,7 +158,7 @@ def short_limits(path: Path) -> Iterator[int]:
     Also of comparisons that require that less than a fixed time has passed.
     """
     text = path.read_text()
-    for node in ast.walk(ast.parse(text)) if _POSSIBLE_LIMIT.search(text) else ():
+    for node in ast.walk(ast.parse(text if _POSSIBLE_LIMIT.search(text) else "")):
         match node:
             case ast.Call(func=function, args=arguments, keywords=keywords):
                 name = _name(function)
