@@ -114,11 +114,14 @@ class SharedGpu:
         slices = f"kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{uid}.slice"
         self.show(name, f"{slices}/cri-containerd-{container}.scope")
 
-    def show(self, owner: str, cgroup: str, **options: str) -> None:
-        """List the processes of an owner in the simulated /proc, with the name and start time that the kernel has."""
+    def show(self, owner: str, cgroup: str, *, name: str | None = None) -> None:
+        """List the processes of an owner in the simulated /proc, with the start time that the kernel has.
+
+        `name`: None for that of the process.
+        """
         for pid in self.pids[owner]:
-            processes.run(self.agent.host, pid, cgroup, **options)
-            for file in ("stat",) if options else ("stat", "comm"):
+            processes.run(self.agent.host, pid, cgroup, name=name or "")
+            for file in ("stat", "comm") if name is None else ("stat",):
                 path = self.agent.host / "proc" / str(pid) / file
                 path.unlink()
                 path.symlink_to(f"/proc/{pid}/{file}")
