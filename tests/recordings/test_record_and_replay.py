@@ -138,8 +138,8 @@ def test_mig_instances_are_recorded_without_permission_for_mig(tmp_path: Path) -
 
 def test_a_hung_call_costs_its_deadline_and_is_noted(t4: Host, tmp_path: Path) -> None:
     inject.hang(tmp_path / "host", "nvmlDeviceGetMemoryInfo")
-    manifest = record(t4, tmp_path / "recording", settings=InventorySettings(nvml_timeout=0.2))
-    assert any("did not respond within 0.2 s" in omission.reason for omission in manifest.omitted)
+    manifest = record(t4, tmp_path / "recording", settings=InventorySettings(nvml_timeout=2.0))
+    assert any("did not respond within 2 s" in omission.reason for omission in manifest.omitted)
     assert load_manifest(tmp_path / "recording") == manifest
     again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
     assert [function.pci_address for function in scan(again).devices]
