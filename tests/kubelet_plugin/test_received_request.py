@@ -85,8 +85,9 @@ def test_calls_without_a_request_take_no_thread(node: Node, run: Run, monkeypatc
 
 def test_a_call_that_ends_without_a_request_is_refused(node: Node, run: Run) -> None:
     async def nothing() -> AsyncIterator[bytes]:
-        return
-        yield b""
+        no_requests: tuple[bytes, ...] = ()
+        for request in no_requests:
+            yield request
 
     async def scenario() -> None:
         async with node.registered() as (_, driver):

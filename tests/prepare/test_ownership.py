@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dra_agent import file_lock
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
@@ -261,7 +262,7 @@ def sharing_node(root: Path, files: Path, name: str) -> SimulatedNode:
 def test_a_locked_owner_file_affects_its_device_only(
     tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reached, lock = threading.Event(), ownership.lock
+    reached, lock = threading.Event(), file_lock.lock
 
     def record_lock(handle: int, deadline: Deadline) -> bool:
         reached.set()
