@@ -380,6 +380,22 @@ def test_claims_whose_devices_are_not_known_are_refused_together_after_a_release
     assert [view.message for view in queue.views()] == [*before[1:-1], ""]
 
 
+def test_a_request_does_not_wait_until_the_devices_of_all_claims_are_known(
+    queue: ClaimQueue, classified: list[bytes | None]
+) -> None:
+    queue.apply([waits("holder", 6), *(waits(f"c{number}", 6) for number in range(200))])
+    assert queue.reconcile(is_requested=lambda: len(classified) > 20) == 0.0
+    assert list(prepared(queue)) == ["holder"]
+    assert {view.message for view in queue.views()[1:]} == {"waits for devices that other claims hold"}
+    assert 20 < len(classified) < 40
+    queue.delete("default", "holder")
+    assert queue.reconcile(is_requested=lambda: True) == 0.0
+    assert list(prepared(queue)) == ["c0"], "what can be allocated is not deferred"
+    while queue.reconcile() == 0.0:
+        pass
+    assert queue.is_tried([view.uid for view in queue.views()])
+
+
 @pytest.mark.usefixtures("no_idle_time")
 def test_claims_that_are_refused_for_their_form_are_tried_in_their_order_after_a_release(queue: ClaimQueue) -> None:
     queue.apply([waits("a", 3, "A"), waits("b", 3, "B")])

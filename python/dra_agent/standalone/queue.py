@@ -167,10 +167,13 @@ class ClaimQueue:
         """Try every waiting claim again at the next `step`. Takes no lock: for the event loop."""
         self._devices_changed = True
 
-    def reconcile(self, *, budget_s: float | None = None) -> float | None:
+    def reconcile(
+        self, *, budget_s: float | None = None, is_requested: Callable[[], bool] = lambda: False
+    ) -> float | None:
         """Bring every claim as far as it gets; the result is the seconds after which another try is worth it.
 
-        After `budget_s` seconds the rest is deferred to the next step, and the result is 0.
+        After `budget_s` seconds the rest is deferred to the next step, and the result is 0. So is what can wait, once
+        another step is requested.
         """
         deadline = None if budget_s is None else self._clock() + budget_s
         with self._lock:
@@ -192,6 +195,10 @@ class ClaimQueue:
                     if self._claims.waiting.needs_try():
                         return 0.0
                 break
+            if is_requested():
+                with self._lock:
+                    if not self._claims.waiting.is_due():
+                        return 0.0
             if not self._tries.try_batch(deadline):
                 break
         with self._lock:

@@ -185,7 +185,7 @@ class StandaloneService:
                 retry = FAILED_STEP_RETRY_S
 
     async def _step(self) -> float | None:
-        step = partial(self.queue.reconcile, budget_s=STEP_BUDGET_S)
+        step = partial(self.queue.reconcile, budget_s=STEP_BUDGET_S, is_requested=self.steps.is_requested)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._stepper, step)
         finally:

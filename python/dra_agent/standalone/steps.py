@@ -15,6 +15,10 @@ class Steps:
         self.count = 0
         """The number of steps so far. A step follows each change of a claim."""
 
+    def is_requested(self) -> bool:
+        """Whether another step is requested. Safe in other threads."""
+        return self._requested.is_set()
+
     def request(self) -> None:
         """Request a step: something has changed."""
         self._requested.set()

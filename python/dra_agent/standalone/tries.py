@@ -22,6 +22,8 @@ FITS_LATER = "waits for devices that other claims hold"
 FITS_NEVER = "no devices of this host can satisfy it, even if nothing else were claimed"
 MAX_BATCH_GROUPS = 64
 """Claims with different specs that are read at a time to be tried."""
+MAX_IDLE_GROUPS = 8
+"""The same for claims whose devices are looked up while nothing else is to do: a request that comes waits for them."""
 
 
 class Try(NamedTuple):
@@ -110,7 +112,7 @@ class ClaimTries:
         if form is not None:
             (one,) = self._read([form.first()])
             return [one._replace(version=form.version)], form
-        return self._read(waiting.oldest(self._batch_groups) or waiting.unclassified(self._batch_groups)), None
+        return self._read(waiting.oldest(self._batch_groups) or waiting.unclassified(MAX_IDLE_GROUPS)), None
 
     def _read(self, oldest: list[tuple[str, Group]]) -> list[Try]:
         found = []

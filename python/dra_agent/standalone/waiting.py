@@ -143,8 +143,12 @@ class WaitingClaims:
         return [(group.first()[1], group) for group in islice(refused, limit)]
 
     def needs_try(self) -> bool:
-        """Return whether any claim is to be tried."""
+        """Return whether any claim is to be tried, or was refused for its relaxed form only."""
         return bool(self._forms or self.oldest(1))
+
+    def is_due(self) -> bool:
+        """Return whether a claim or a relaxed form is to be tried: no idle time is left for other work."""
+        return self._next_form() is not None or bool(self.oldest(1))
 
     def classify(self, group: Group, key: bytes | None) -> Group:
         """Add the claims of a spec to the group of all specs with this key, and return that group.
