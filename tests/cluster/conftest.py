@@ -47,6 +47,7 @@ printed, with the Events, pods and claims of its namespace.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -397,3 +398,23 @@ def agent_command() -> Callable[..., subprocess.CompletedProcess[str]]:
         return done
 
     return command
+
+
+Explain = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture
+def explain(
+    cluster: Cluster, namespace: Namespace, agent_command: Callable[..., subprocess.CompletedProcess[str]]
+) -> Explain:
+    """Explain an object of the namespace, as `podgroup/ring`; the exit code is 0 exactly if it fits."""
+
+    def run(subject: str) -> dict[str, Any]:
+        where = ("-n", namespace.name, "--kubeconfig", str(cluster.kubeconfig))
+        result = agent_command("explain", subject, *where, "-o", "json", check=False)
+        assert result.returncode in (0, 1) and result.stdout, result.stderr
+        answer: dict[str, Any] = json.loads(result.stdout)
+        assert (result.returncode == 0) == answer["fits"], answer["summary"]
+        return answer
+
+    return run

@@ -6,13 +6,12 @@ Each scenario runs on a cluster with the gates on, and on one with the default g
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from cluster.conftest import apply_classes
+from cluster.conftest import Explain, apply_classes
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import EVENTS, NODES, Object
 from cluster.kube.cluster import Cluster, running
@@ -56,9 +55,6 @@ MEBIBYTE = 1 << 20
 PER_POD, PER_CONTAINER = 1024 * MEBIBYTE, 256 * MEBIBYTE
 NO_DEVICES = "cannot allocate all claims"
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
-Explain = Callable[[str, str], dict[str, Any]]
-
 
 @pytest.fixture(scope="module", params=[True, False], ids=["on", "off"])
 def session_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
@@ -73,20 +69,6 @@ def session_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def has_gates(cluster: Cluster) -> bool:
     """Whether the gates are on."""
     return bool(cluster.control_plane.gates)
-
-
-@pytest.fixture
-def explain(cluster: Cluster, namespace: Namespace, agent_command: Command) -> Explain:
-    """Explain an object of the namespace."""
-
-    def run(kind: str, name: str) -> dict[str, Any]:
-        where = ("-n", namespace.name, "--kubeconfig", str(cluster.kubeconfig), "-o", "json")
-        result = agent_command("explain", kind, name, *where, check=False)
-        assert result.returncode in (0, 1) and result.stdout, result.stderr
-        answer: dict[str, Any] = json.loads(result.stdout)
-        return answer
-
-    return run
 
 
 def reported_gates(cluster: Cluster) -> str:
@@ -203,7 +185,7 @@ def test_a_pod_that_waits_because_of_overhead_is_tried_again_after_an_event(
     namespace.pod("waiter", template="gpu", containers=[needing(MEBIBYTE, "devices")])
     if has_gates:
         namespace.wait_for_scheduling_failure("waiter", "1 Insufficient memory")
-        answer = explain("pod", "waiter")
+        answer = explain("pod/waiter")
         assert answer["fits"] and OVERHEAD_NOTE in answer["notes"], "the devices are free"
         assert "1 Insufficient memory" in answer["pods"][0]["scheduler"]
     namespace.delete_pod("plain", grace=1)
@@ -250,7 +232,7 @@ def test_lists_are_published_and_compared(
     if not has_gates:
         assert LISTS in reported_gates(cluster)
         namespace.wait_for_scheduling_failure("same", NO_DEVICES)
-        assert not explain("claim", "same")["fits"]
+        assert not explain("claim/same")["fits"]
         return
     assert devices_of(namespace, "same") == [FIRST, SECOND]
     use(namespace, "others", count=2, matchAttribute=RAILS)
@@ -259,7 +241,7 @@ def test_lists_are_published_and_compared(
 
     use(namespace, "three", count=3, matchAttribute=RAILS)
     namespace.wait_for_scheduling_failure("three", NO_DEVICES)
-    answer = explain("claim", "three")
+    answer = explain("claim/three")
     assert not answer["fits"] and f"no value of {RAILS} is shared by enough" in answer["summary"], answer["summary"]
     end(namespace, "three")
 
@@ -271,7 +253,7 @@ def test_lists_are_published_and_compared(
 
     use(namespace, "two-values", count=3, distinctAttribute=RAILS)
     namespace.wait_for_scheduling_failure("two-values", NO_DEVICES)
-    assert not explain("claim", "two-values")["fits"]
+    assert not explain("claim/two-values")["fits"]
 
 
 def test_selectors_use_lists(agents: dict[str, Agent], namespace: Namespace, has_gates: bool, explain: Explain) -> None:
@@ -283,8 +265,8 @@ def test_selectors_use_lists(agents: dict[str, Agent], namespace: Namespace, has
     if not has_gates:
         namespace.wait_for_scheduling_failure("guarded", NO_DEVICES)
         namespace.wait_for_scheduling_failure("plain", "no such key: rails")
-        assert not explain("claim", "guarded")["fits"]
-        assert "no such key: rails" in json.dumps(explain("claim", "plain"))
+        assert not explain("claim/guarded")["fits"]
+        assert "no such key: rails" in json.dumps(explain("claim/plain"))
         return
     assert devices_of(namespace, "guarded") == [SECOND]
     assert devices_of(namespace, "plain") == [FIRST]

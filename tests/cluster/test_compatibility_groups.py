@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from cluster.conftest import Explain
 from cluster.kube.api import CLASSES, NODES, PODS, SLICES, Object
 from cluster.kube.cluster import Cluster, running
 from cluster.kube.workload import Namespace, pod_spec, request
@@ -27,7 +28,6 @@ ANYWHERE: Object = {"tolerations": [{"operator": "Exists"}]}
 NO_DEVICES = "cannot allocate all claims"
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
-Explain = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["on", "off"])
@@ -41,20 +41,6 @@ def session_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def has_gate(cluster: Cluster) -> bool:
     """Whether the gate is on."""
     return bool(cluster.control_plane.gates)
-
-
-@pytest.fixture
-def explain(cluster: Cluster, namespace: Namespace, agent_command: Command) -> Explain:
-    """Explain a claim of the namespace."""
-
-    def run(name: str) -> dict[str, Any]:
-        where = ("-n", namespace.name, "--kubeconfig", str(cluster.kubeconfig), "-o", "json")
-        result = agent_command("explain", "claim", name, *where, check=False)
-        assert result.returncode in (0, 1) and result.stdout, result.stderr
-        answer: dict[str, Any] = json.loads(result.stdout)
-        return answer
-
-    return run
 
 
 def card_device(name: str, *groups: str) -> Object:
@@ -152,7 +138,7 @@ def test_explain_and_capacity_decide_about_groups_as_the_scheduler(
         assert device_of(namespace, f"user-{device}") == device
     use(namespace, "waiter")
     namespace.wait_for_scheduling_failure("waiter", NO_DEVICES)
-    refusal = explain("waiter")
+    refusal = explain("claim/waiter")
     assert not refusal["fits"]
     assert ("are not compatible with the devices that use counter set card" in json.dumps(refusal)) is has_gate
     assert predicted(cluster, namespace, agent_command, tmp_path)[0] == 0
@@ -167,7 +153,7 @@ def test_a_device_of_another_group_waits_until_the_last_one_is_released(
             assert device_of(namespace, device) == device
     if has_gate:
         namespace.wait_for_scheduling_failure("b", NO_DEVICES)
-        refusal = explain("b")
+        refusal = explain("claim/b")
         assert not refusal["fits"] and "devices with group mig use counter set card" in json.dumps(refusal)
     namespace.delete_pod("a", grace=0)
     cluster.api.wait(lambda: not namespace.results("a"), "the claim of the first pod is released")

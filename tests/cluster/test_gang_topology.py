@@ -5,15 +5,12 @@ A pod group runs in one clique, or waits. Each scenario runs with the gate on, a
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from cluster.conftest import StartAgent, apply_classes
+from cluster.conftest import Explain, StartAgent, apply_classes
 from cluster.kube.agent import Agent
 from cluster.kube.api import CLAIMS, NODES
 from cluster.kube.cluster import Cluster, running
@@ -25,8 +22,6 @@ from cluster.test_kueue_topology import trays_of_one_clique
 
 GATE = "TopologyAwareWorkloadScheduling"
 RACK = "example.com/rack"
-
-Explain = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["on", "off"])
@@ -49,22 +44,6 @@ def trays(cluster: Cluster, start_agent: StartAgent) -> Iterator[dict[str, Agent
     """An agent on each node that labels it: both are in one clique, and each has four GPUs."""
     with trays_of_one_clique(cluster, start_agent) as started:
         yield started
-
-
-@pytest.fixture
-def explain(
-    cluster: Cluster, namespace: Namespace, agent_command: Callable[..., subprocess.CompletedProcess[str]]
-) -> Explain:
-    """Explain a pod group of the namespace."""
-
-    def run(name: str) -> dict[str, Any]:
-        where = ("-n", namespace.name, "--kubeconfig", str(cluster.kubeconfig))
-        result = agent_command("explain", f"podgroup/{name}", *where, "-o", "json", check=False)
-        assert result.returncode in (0, 1) and result.stdout, result.stderr
-        answer: dict[str, Any] = json.loads(result.stdout)
-        return answer
-
-    return run
 
 
 def wait_for_refusal(gang: Gang, message: str) -> None:
@@ -95,7 +74,7 @@ def test_a_gang_runs_in_one_clique_or_waits(
         return
     wait_for_refusal(far, "0/2 placements are available")
     assert not far.nodes()
-    answer = explain("far")
+    answer = explain("podgroup/far")
     assert (answer["fits"], answer["placed"], answer["needed"]) == (False, 2, 3), answer["summary"]
     assert CLIQUE in answer["summary"], answer["summary"]
 
@@ -110,7 +89,7 @@ def test_a_gang_runs_in_one_clique_or_waits(
     far.wait_for("True")
     namespace.running(*far.pods)
     assert Counter(far.nodes().values()) == everywhere
-    assert explain("far")["fits"]
+    assert explain("podgroup/far")["fits"]
 
 
 def test_a_gang_is_placed_where_it_is_explained(
@@ -125,7 +104,7 @@ def test_a_gang_is_placed_where_it_is_explained(
     namespace.running("other")
     cluster.control_plane.scheduler.kill()
     gang = Gang(namespace, "ring", 2, "pair", minimum=2, topology=CLIQUE)
-    answer = explain("ring")
+    answer = explain("podgroup/ring")
     assert (answer["fits"], answer["placed"]) == (True, 2), answer["summary"]
     cluster.control_plane.scheduler.start()
     gang.wait_for("True")
@@ -159,7 +138,7 @@ def test_a_gang_waits_for_nodes_with_the_label(
     gang = Gang(namespace, "ring", 2, "one", minimum=2, topology=RACK)
     if has_gate:
         wait_for_refusal(gang, "no feasible placements found")
-        answer = explain("ring")
+        answer = explain("podgroup/ring")
         assert not answer["fits"] and f"no value of label {RACK}" in answer["summary"], answer["summary"]
         assert not gang.nodes()
     try:

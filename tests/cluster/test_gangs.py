@@ -5,15 +5,13 @@ Two H100 of each node are published, as whole GPUs and as every partition.
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from cluster.conftest import apply_classes
+from cluster.conftest import Explain, apply_classes
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import CLAIMS, EVENTS, JOBS, PODS, Kind, Object
 from cluster.kube.cluster import Cluster, running
@@ -35,7 +33,6 @@ HALF = f'device.attributes["{DRIVER}"].profile == "3g.40gb"'
 UPSTREAM = "kubernetes/kubernetes#138765"
 
 Agents = dict[str, Agent]
-Explain = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -44,23 +41,6 @@ def session_cluster() -> Iterator[Cluster]:
     with running(gates=GATES, runtime_config={POD_GROUPS.version: True}) as cluster:
         apply_classes(cluster)
         yield cluster
-
-
-@pytest.fixture
-def explain(
-    cluster: Cluster, namespace: Namespace, agent_command: Callable[..., subprocess.CompletedProcess[str]]
-) -> Explain:
-    """Explain a pod group of the namespace; the exit code is 0 exactly if it fits."""
-
-    def run(name: str) -> dict[str, Any]:
-        where = ("-n", namespace.name, "--kubeconfig", str(cluster.kubeconfig))
-        result = agent_command("explain", f"podgroup/{name}", *where, "-o", "json", check=False)
-        assert result.returncode in (0, 1) and result.stdout, result.stderr
-        answer: dict[str, Any] = json.loads(result.stdout)
-        assert (result.returncode == 0) == answer["fits"], answer["summary"]
-        return answer
-
-    return run
 
 
 class Gang:
@@ -139,14 +119,14 @@ def test_a_gang_that_fits_is_placed_as_explained(
     namespace.template("one", request("gpu", "gpu"))
     cluster.control_plane.scheduler.kill()
     gang = Gang(namespace, "ring", 4, "one", minimum=4)
-    answer = explain("ring")
+    answer = explain("podgroup/ring")
     assert (answer["fits"], answer["placed"], answer["running"]) == (True, 4, 0), answer["summary"]
     assert answer["failure"] is None and answer["kinds"][0]["nodes"] == {"node-a": 2, "node-b": 2}
     cluster.control_plane.scheduler.start()
     gang.wait_for("True")
     namespace.running(*gang.pods)
     assert Counter(gang.nodes().values()) == answer["kinds"][0]["nodes"]
-    after = explain("ring")
+    after = explain("podgroup/ring")
     assert (after["fits"], after["running"]) == (True, 4) and "no pod waits for a node" in after["summary"]
 
 
@@ -158,7 +138,7 @@ def test_a_gang_of_eight(agents: Agents, namespace: Namespace, explain: Explain)
     gang = Gang(namespace, "ring", 8, "half", minimum=8)
     gang.wait_for("False")
     assert not gang.nodes()
-    answer = explain("ring")
+    answer = explain("podgroup/ring")
     assert (answer["fits"], answer["placed"], answer["needed"]) == (False, 7, 8), answer["summary"]
     namespace.delete_pod("other")
     gang.wait_for("True")
@@ -173,7 +153,7 @@ def test_pods_of_a_gang_share_the_claim_of_their_group(
     namespace.template("one", request("gpu", "gpu"))
     cluster.control_plane.scheduler.kill()
     gang = Gang(namespace, "ring", 3, "one", minimum=3, shared=True)
-    answer = explain("ring")
+    answer = explain("podgroup/ring")
     assert answer["fits"] and len(answer["kinds"][0]["nodes"]) == 1, answer["summary"]
     cluster.control_plane.scheduler.start()
     gang.wait_for("True")
@@ -261,7 +241,7 @@ def test_the_member_that_fails_is_that_of_the_scheduler(agents: Agents, namespac
     gang.wait_for("False")
     gang.wait_for_failure("ring-2")
     assert gang.condition()["reason"] == "Unschedulable" and not gang.nodes()
-    answer = explain("ring")
+    answer = explain("podgroup/ring")
     assert (answer["fits"], answer["placed"], answer["needed"]) == (False, 2, 3)
     assert answer["failure"]["member"] == "ring-2" and answer["failure"]["failed"] == 1
     assert "ring-2 fits on none of 2 nodes" in answer["summary"]
@@ -272,7 +252,7 @@ def test_the_member_that_fails_is_that_of_the_scheduler(agents: Agents, namespac
 def test_a_gang_starts_with_its_minimum(agents: Agents, namespace: Namespace, explain: Explain) -> None:
     namespace.template("two", request("gpus", "gpu", count=2))
     gang = Gang(namespace, "ring", 2, "two", minimum=3)
-    answer = explain("ring")
+    answer = explain("podgroup/ring")
     assert not answer["fits"] and "waits for 3 pods, and there are 2" in answer["summary"]
     # The scheduler has processed pods that were created later, and none of the gang.
     namespace.pod("later")
@@ -282,7 +262,7 @@ def test_a_gang_starts_with_its_minimum(agents: Agents, namespace: Namespace, ex
     gang.wait_for("True")
     gang.add_pod()
     gang.wait_for_failure("ring-2")
-    answer = explain("ring")
+    answer = explain("podgroup/ring")
     assert (answer["fits"], answer["running"], answer["placed"]) == (True, 2, 0), answer["summary"]
     assert answer["failure"]["member"] == "ring-2"
     assert sorted(gang.nodes()) == ["ring-0", "ring-1"]
@@ -295,7 +275,7 @@ def test_alternatives_that_the_scheduler_does_not_try(agents: Agents, namespace:
     waiting = Gang(namespace, "ring", 4, "whole-or-half", minimum=4, node="node-a")
     waiting.wait_for("False")
     waiting.wait_for_failure("ring-2")
-    answer = explain("ring")
+    answer = explain("podgroup/ring")
     assert not answer["fits"] and answer["failure"]["member"] == "ring-2"
     search = answer["search"]
     assert search["found"] and search["differs"] == ["choice of alternatives"] and search["upstream"] == UPSTREAM
@@ -305,4 +285,4 @@ def test_alternatives_that_the_scheduler_does_not_try(agents: Agents, namespace:
     gang = Gang(namespace, "halves", 4, "half", minimum=4, node="node-a")
     gang.wait_for("True")
     namespace.running(*gang.pods)
-    assert set(gang.nodes().values()) == {"node-a"} and explain("halves")["fits"]
+    assert set(gang.nodes().values()) == {"node-a"} and explain("podgroup/halves")["fits"]

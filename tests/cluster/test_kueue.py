@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from cluster.conftest import apply_classes
+from cluster.conftest import Explain, apply_classes
 from cluster.kube import prerequisites
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import JOBS, NAMESPACES, NODES, PODS, Kind, Object
@@ -40,8 +37,6 @@ LABEL = "dra-agent.example/pool"
 QUEUE_OF_JOBS = "kueue.x-k8s.io/queue-name"
 PRIORITY_OF_JOBS = "kueue.x-k8s.io/priority-class"
 PRIORITY_CLASSES = Kind(API, "workloadpriorityclasses", namespaced=False)
-
-Explain = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -76,21 +71,9 @@ def kueue_log(kueue: Kueue, request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def explain(
-    cluster: Cluster, namespace: Namespace, agent_command: Callable[..., subprocess.CompletedProcess[str]]
-) -> Explain:
-    """Explain the Workload of a Job of the namespace; the exit code is 0 exactly if it fits."""
-
-    def run(job: str) -> dict[str, Any]:
-        where = ("-n", namespace.name, "--kubeconfig", str(cluster.kubeconfig))
-        name = workload_of(namespace, job)["metadata"]["name"]
-        result = agent_command("explain", f"workload/{name}", *where, "-o", "json", check=False)
-        assert result.returncode in (0, 1) and result.stdout, result.stderr
-        answer: dict[str, Any] = json.loads(result.stdout)
-        assert (result.returncode == 0) == answer["fits"], answer["summary"]
-        return answer
-
-    return run
+def explain(namespace: Namespace, explain: Explain) -> Explain:
+    """Explain the Workload of a Job of the namespace."""
+    return lambda job: explain(f"workload/{workload_of(namespace, job)['metadata']['name']}")
 
 
 class Queues:
@@ -374,8 +357,13 @@ def test_quota_counts_the_memory_of_partitions(
     submit(namespace, "halves", 2, template="half")
     wait_until_admitted(namespace, "halves")
     running_pods(namespace, "halves", 2)
-    (flavor,) = namespace.api.get(CLUSTER_QUEUES, queue)["status"]["flavorsReservation"]
-    assert flavor["resources"][0]["total"] == "79Gi", "80,896 MiB"
+
+    def reserved() -> str:
+        (flavor,) = namespace.api.get(CLUSTER_QUEUES, queue)["status"]["flavorsReservation"]
+        return str(flavor["resources"][0]["total"])
+
+    # Kueue updates the status of the queue some time after the admission.
+    namespace.api.wait(lambda: reserved() == "79Gi", "80,896 MiB are reserved")
     assert explain("halves")["fits"]
 
     submit(namespace, "small", 1, template="smallest")

@@ -10,10 +10,10 @@ import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from cluster.conftest import Explain
 from cluster.kube.api import CLASSES, NODES, PODS, SLICES
 from cluster.kube.cluster import Cluster, running
 from cluster.kube.workload import Namespace, request
@@ -77,6 +77,7 @@ def test_a_pod_runs_without_a_driver_where_the_kubelet_can_skip_operations(
     has_gate: bool,
     licenses: None,
     agent_command: Command,
+    explain: Explain,
     tmp_path: Path,
 ) -> None:
     (of_other,) = cluster.api.list(SLICES, fields={"spec.nodeName": WITHOUT_KUBELET})
@@ -95,8 +96,7 @@ def test_a_pod_runs_without_a_driver_where_the_kubelet_can_skip_operations(
     assert namespace.results("first")[0]["skipNodeOperations"] == ["*"]
     use(namespace, "second")
     namespace.wait_for_scheduling_failure("second", NO_DEVICES)
-    where = ("-n", namespace.name, "--kubeconfig", str(cluster.kubeconfig), "-o", "json")
-    refusal: dict[str, Any] = json.loads(agent_command("explain", "claim", "second", *where, check=False).stdout)
+    refusal = explain("claim/second")
     assert not refusal["fits"]
     assert f"node {WITHOUT_KUBELET} does not declare {GATE}" in json.dumps(refusal)
     # The kubelet ends a pod without a driver, too.
