@@ -1,7 +1,8 @@
 """Pauses CPython's search for reference cycles while thousands of objects are created that have none.
 
 The search goes through all objects again each time their number has grown by a quarter, and stops all threads
-meanwhile: a third of the CPU time of a request with 20,000 claims, up to 0.18 s at a time.
+meanwhile: a third of the CPU time of a request with 20,000 claims, up to 0.18 s at a time. The first search after a
+pause would go through all objects that were created in it: 0.07 s for the same request.
 """
 
 from __future__ import annotations
@@ -34,4 +35,7 @@ def paused() -> Iterator[None]:
         with _lock:
             _pauses -= 1
             if not _pauses and _was_enabled:
+                # The new objects become old without a search. So do those that were frozen before.
+                gc.freeze()
+                gc.unfreeze()
                 gc.enable()

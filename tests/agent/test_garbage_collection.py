@@ -42,3 +42,11 @@ def test_a_process_without_it_stays_without_it() -> None:
     with garbage_collection.paused():
         pass
     assert not gc.isenabled()
+
+
+def test_what_was_created_meanwhile_is_old_afterwards() -> None:
+    with garbage_collection.paused():
+        created: list[list[int]] = [[number] for number in range(10)]
+    identities = {id(one) for one in created}
+    assert not identities & {id(one) for young in (0, 1) for one in gc.get_objects(generation=young)}
+    assert identities <= {id(one) for one in gc.get_objects(generation=2)}

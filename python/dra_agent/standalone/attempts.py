@@ -6,7 +6,6 @@ Every change of a claim is persisted before the attempt ends, so an interrupted 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 
 from dra_agent.api_object import Object, identity_of
@@ -16,6 +15,7 @@ from dra_agent.prepare import ClaimPreparer
 from dra_agent.retry import KeyedBackoff
 from dra_agent.standalone.claim import FAILED, PREPARED, PreparedDevice
 from dra_agent.standalone.claim_workers import ClaimWorkers, InFlightClaims
+from dra_agent.standalone.fair_lock import FairLock
 from dra_agent.standalone.index import ClaimIndex, KnownClaim
 from dra_agent.standalone.intake import now
 
@@ -31,7 +31,7 @@ class ClaimAttempts:
     def __init__(
         self,
         claims: ClaimIndex,
-        lock: threading.RLock,
+        lock: FairLock,
         *,
         preparer: ClaimPreparer,
         clock: Callable[[], float],

@@ -23,6 +23,12 @@ class Refusal:
     fits_empty_host: bool | None
     """None: not known, because not the spec was tried but its relaxed form."""
 
+    def message_for(self, claim: tuple[str, str]) -> str:
+        """Return the message for another claim, by namespace and name."""
+        if self.named not in self.message:
+            return self.message
+        return self.message.replace(f"claim {self.named}", "claim " + "/".join(claim))
+
 
 @dataclass(slots=True)
 class Group:

@@ -19,6 +19,7 @@ from dra_agent.standalone.attempts import ClaimAttempts
 from dra_agent.standalone.claim import ApplyResult, ClaimPage, ClaimView, claim_of
 from dra_agent.standalone.claim_workers import ClaimWorkers
 from dra_agent.standalone.evaluation import Evaluation
+from dra_agent.standalone.fair_lock import FairLock
 from dra_agent.standalone.index import ClaimIndex, KnownClaim
 from dra_agent.standalone.intake import now, plan, receive
 from dra_agent.standalone.protocol import MAX_BRIEF_PAGE_CLAIMS, MAX_PAGE_CLAIMS
@@ -59,7 +60,7 @@ class ClaimQueue:
         self._clock = clock
         self._changes = threading.RLock()
         """Held by one request that changes stored objects at a time, before `_lock`; for as long as it takes."""
-        self._lock = threading.RLock()
+        self._lock = FairLock()
         """Guards the index and the attempts, for short times: everything waits for it."""
         self._claims = ClaimIndex(store)
         self._evaluation = Evaluation(store.path.parent)

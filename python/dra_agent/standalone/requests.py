@@ -156,17 +156,27 @@ class ClaimRequests:
         if problems := await self._validator.problems(objects, timeout_s=timeout_s):
             raise PermanentError("\n".join(problems))
 
-    async def _apply(self, request: Apply, received: float, deadline: float) -> list[ApplyResult]:
+    async def _apply(self, request: Apply, received: float, deadline: float) -> msgspec.Raw:
         await self._check(request.objects, deadline)
         applied = await self._work(lambda: self._queue.apply(request.objects))
         claims = [(done.namespace, done.name) for done in applied if done.kind == CLAIM]
         uids = await self._read(lambda: {uid for key in claims if (uid := self._queue.uid_of(*key)) is not None})
         await self._wait_settled(uids, received, deadline)
-        views: dict[tuple[str, str], ClaimView] = {}
-        for first in range(0, len(claims), CLAIMS_AT_A_TIME):
-            part = partial(self._queue.views_of, claims[first : first + CLAIMS_AT_A_TIME], whole=request.whole)
-            views |= {(view.namespace, view.name): view for view in await self._read(part)}
-        return [msgspec.structs.replace(done, claim=views.get((done.namespace, done.name))) for done in applied]
+        parts = []
+        for first in range(0, len(applied), CLAIMS_AT_A_TIME):
+            part = applied[first : first + CLAIMS_AT_A_TIME]
+            parts.append(await self._read(partial(self._encoded_results, part, whole=request.whole)))
+        return msgspec.Raw(b"[" + b",".join(parts) + b"]")
+
+    def _encoded_results(self, applied: list[ApplyResult], *, whole: bool) -> bytes:
+        """Return the results with their claims in JSON, without brackets.
+
+        Encoding thousands at once would stop all threads meanwhile.
+        """
+        claims = [(done.namespace, done.name) for done in applied if done.kind == CLAIM]
+        views = {(view.namespace, view.name): view for view in self._queue.views_of(claims, whole=whole)}
+        results = [msgspec.structs.replace(done, claim=views.get((done.namespace, done.name))) for done in applied]
+        return msgspec.json.encode(results)[1:-1]
 
     def _with_health(self, view: ClaimView) -> ClaimView:
         """Show a prepared claim with a lost device as unusable; the store does not change."""

@@ -6,13 +6,13 @@ called without the lock of the queue.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from dra_agent.api_object import Object
 from dra_agent.standalone.evaluation import Evaluation
+from dra_agent.standalone.fair_lock import FairLock
 from dra_agent.standalone.groups import Form, Group, Refusal, digest_of
 from dra_agent.standalone.index import ClaimIndex, KnownClaim
 from dra_agent.standalone.relaxed import RelaxedTries, relaxed
@@ -41,7 +41,7 @@ class ClaimTries:
     def __init__(
         self,
         claims: ClaimIndex,
-        lock: threading.RLock,
+        lock: FairLock,
         evaluation: Evaluation,
         *,
         evaluate: Callable[..., Object],

@@ -23,27 +23,56 @@ class ClaimViews:
 
     def show(self, claims: Sequence[tuple[KnownClaim, Object]], suspended: str) -> list[ClaimView]:
         """Show claims, each with the ResourceClaim for its view; `suspended`: why nothing is allocated, or empty."""
-        waiting = self._claims.waiting
-        some_untried = any(one.uid in waiting and waiting.refusal(one.uid) is None for one, _ in claims)
-        untried = waiting.untried() if some_untried and not suspended else []
-        return [self._show(one, claim, suspended, untried) for one, claim in claims]
+        waiting, views = self._claims.waiting, []
+        untried: list[int] | None = None
+        for known, claim in claims:
+            group = waiting.group(known.uid)
+            if group is None:
+                views.append(self._show(known, claim, suspended))
+                continue
+            refusal = group.refusal
+            if suspended:
+                message = suspended
+            elif refusal is not None:
+                message = refusal.message_for(known.key)
+            else:
+                untried = waiting.untried() if untried is None else untried
+                message = _not_tried(bisect_left(untried, known.position))
+            fits_empty_host = refusal is None or refusal.fits_empty_host is not False
+            # Positional arguments, because there may be thousands.
+            views.append(
+                ClaimView(
+                    known.namespace,
+                    known.name,
+                    known.uid,
+                    "Pending",
+                    message,
+                    known.created,
+                    "",  # prepared
+                    (),
+                    (),
+                    fits_empty_host,
+                    claim,
+                )
+            )
+        return views
 
-    def _show(self, known: KnownClaim, claim: Object, suspended: str, untried: list[int]) -> ClaimView:
+    def _show(self, known: KnownClaim, claim: Object, suspended: str) -> ClaimView:
+        """Show a claim that does not wait for devices."""
         uid = known.uid
         prepared = self._attempts.prepared.get(uid)
         devices = prepared or ()
-        message, fits_empty_host = self._explained(known, suspended, untried)
         return ClaimView(
             namespace=known.namespace,
             name=known.name,
             uid=uid,
             phase=self._phase(uid, is_prepared=prepared is not None),
-            message=self._claims.failed.get(uid) or message,
+            message=self._claims.failed.get(uid) or self._unprepared(uid, suspended),
             created=known.created,
             prepared=self._prepared_since(uid) if prepared is not None else "",
             devices=devices,
             cdi_device_ids=tuple(cdi_id for device in devices for cdi_id in device.cdi_device_ids),
-            fits_empty_host=fits_empty_host,
+            fits_empty_host=True,
             claim=claim,
         )
 
@@ -52,8 +81,6 @@ class ClaimViews:
             return "Deleting"
         if uid in self._claims.failed:
             return "Failed"
-        if uid not in self._claims.allocated:
-            return "Pending"
         return "Prepared" if is_prepared else "Allocated"
 
     def _prepared_since(self, uid: str) -> str:
@@ -61,20 +88,15 @@ class ClaimViews:
         since: str = "" if claim is None else claim["metadata"].get("annotations", {}).get(PREPARED, "")
         return since
 
-    def _explained(self, known: KnownClaim, suspended: str, untried: list[int]) -> tuple[str, bool]:
-        """Return why a claim is not prepared, and whether it would fit on an empty host, if known."""
-        waiting, uid = self._claims.waiting, known.uid
-        if uid not in waiting:
-            failure = self._attempts.failures.get(uid, "")
-            if failure or uid in self._attempts.prepared or uid not in self._claims.allocated:
-                return failure, True
-            return suspended or UNDER_WAY, True
-        refusal = waiting.refusal(uid)
-        fits_empty_host = refusal is None or refusal.fits_empty_host is not False
-        if suspended:
-            return suspended, fits_empty_host
-        if refusal is not None:
-            return refusal.message.replace(f"claim {refusal.named}", "claim " + "/".join(known.key)), fits_empty_host
-        before = bisect_left(untried, known.position)
-        others = {0: "", 1: ": 1 claim is before it"}.get(before, f": {before} claims are before it")
-        return f"is not tried yet{others}", fits_empty_host
+    def _unprepared(self, uid: str, suspended: str) -> str:
+        """Return why a claim that does not wait is not prepared."""
+        failure = self._attempts.failures.get(uid, "")
+        if failure or uid in self._attempts.prepared or uid not in self._claims.allocated:
+            return failure
+        return suspended or UNDER_WAY
+
+
+def _not_tried(before: int) -> str:
+    if before > 1:
+        return f"is not tried yet: {before} claims are before it"
+    return "is not tried yet: 1 claim is before it" if before else "is not tried yet"

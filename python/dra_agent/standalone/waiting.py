@@ -236,13 +236,14 @@ class WaitingClaims:
         """Try all again."""
         self._separate(self._specs.values())
 
-    def refusal(self, uid: str) -> Refusal | None:
-        """Return why a claim has no devices; None where it is to be tried."""
-        return self._of_claim[uid].group.refusal
+    def group(self, uid: str) -> Group | None:
+        """Return the group of a claim; None for one that does not wait."""
+        spec = self._of_claim.get(uid)
+        return None if spec is None else spec.group
 
     def is_tried(self, uid: str) -> bool:
         """Return whether the reason is known, and with it whether the claim would fit on an empty host."""
-        refusal = self.refusal(uid)
+        refusal = self._of_claim[uid].group.refusal
         return refusal is not None and refusal.fits_empty_host is not None
 
     def untried(self) -> list[int]:
