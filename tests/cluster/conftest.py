@@ -240,7 +240,7 @@ def session_cluster() -> Iterator[Cluster]:
         build.programs()
     except prerequisites.MissingError as missing:
         pytest.fail(str(missing), pytrace=False)
-    with running(gates=build.gates()) as cluster:
+    with running(gates=build.gates(), runtime_config=build.runtime_config()) as cluster:
         apply_classes(cluster)
         yield cluster
 

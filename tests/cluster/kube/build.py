@@ -71,6 +71,14 @@ def gates() -> dict[str, bool]:
     return dict.fromkeys(GATES_SINCE_1_36, True) if os.environ.get(GATES) == "on" else {}
 
 
+def runtime_config() -> dict[str, bool]:
+    """Return the groups of the API that the gates of this run need: with 1.34, kube-scheduler watches DeviceTaintRules.
+
+    It schedules nothing until it has listed them. Later versions have a gate for them.
+    """
+    return {"resource.k8s.io/v1alpha3": True} if gates() and kubernetes_version().startswith("1.34.") else {}
+
+
 def kubernetes_version() -> str:
     """Return the version of Kubernetes of this run: `1.37.1`."""
     return _kubernetes().version().removeprefix("v")
