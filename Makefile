@@ -214,9 +214,10 @@ bench: build ## run benchmarks; each result is a ratio within one run
 	$(PY) benchmarks/packing.py
 	$(PY) benchmarks/allocation.py
 
-bench-cluster: build ## compare the agent with a minimal Go driver on a real API server
+bench-cluster: build ## compare the agent with a minimal Go driver, and MIG partitions with whole GPUs, on a real API server
 	$(PY) benchmarks/drivers.py
 	$(PY) benchmarks/slices.py
+	$(PY) benchmarks/mig_volume.py
 
 bench-compare: ## compare two results of benchmarks with their noise: OLD=, NEW= (files, or directories like target/bench)
 	@$(PY) benchmarks/compare.py "$(OLD)" "$(NEW)" $(ARGS)

@@ -64,15 +64,15 @@ def make_class(plane: ControlPlane, name: str, expression: str) -> None:
     plane.ask("POST", f"{GROUP}/deviceclasses", {"metadata": {"name": name}, "spec": spec})
 
 
-def make_pods(plane: ControlPlane, start: str, count: int, device_class: str, node: str) -> None:
-    """Create pods with a claim for one device each."""
+def make_pods(plane: ControlPlane, start: str, count: int, device_class: str, node: str = "") -> None:
+    """Create pods with a claim for one device each; with `node`, only for that node."""
     exactly = {"deviceClassName": device_class}
     claim = {"devices": {"requests": [{"name": "device", "exactly": exactly}]}}
     for number in range(count):
         name = f"{start}-{number}"
         plane.ask("POST", CLAIMS, {"metadata": {"name": name}, "spec": claim})
         pod = {
-            "nodeSelector": {"kubernetes.io/hostname": node},
+            **({"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}),
             "automountServiceAccountToken": False,
             "resourceClaims": [{"name": "device", "resourceClaimName": name}],
             "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "device"}]}}],

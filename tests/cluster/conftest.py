@@ -170,6 +170,9 @@ GATED = {
 """Modules and tests that need the gates of `build.GATES_SINCE_1_36`, which `DRA_AGENT_TEST_GATES=on` turns on."""
 USES_TAINTS = re.compile("reclaim|taint|evict|drain")
 """Modules and tests with such a word in their name need the gate DRADeviceTaints, which is one of these."""
+USES_PARTITIONS = re.compile("mig|partition")
+"""Modules and tests with such a word in their name need Kubernetes 1.35: API servers of 1.34 drop the counters of devices in
+other slices than their counter sets, so the agent publishes no partitions."""
 GATED_CLASSES = {"nvidia-share"}
 """Classes whose selector an API server without these gates refuses."""
 HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
@@ -189,6 +192,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if EXTENDED & names:
             item.add_marker(pytest.mark.extended)
         since = max((SINCE[name] for name in SINCE.keys() & names), default="")
+        if any(map(USES_PARTITIONS.search, names)):
+            since = max(since, "1.35")
         if _is_newer(since):
             item.add_marker(pytest.mark.skip(f"needs Kubernetes {since}; {build.KUBERNETES} is an earlier one"))
         elif not _has_gates() and (GATED & names or any(map(USES_TAINTS.search, names))):

@@ -63,8 +63,9 @@ def plane() -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="module")
 def plane_without_gates() -> Iterator[ControlPlane]:
-    # DRADeviceTaintRules requires DRADeviceTaints.
-    with control_plane({**dict.fromkeys(GATES, False), "DRADeviceTaintRules": False}) as created:
+    # DRADeviceTaintRules requires DRADeviceTaints. Kubernetes 1.34 has one gate for both.
+    rules = {} if build.kubernetes_version().startswith("1.34.") else {"DRADeviceTaintRules": False}
+    with control_plane({**dict.fromkeys(GATES, False), **rules}) as created:
         yield created
 
 

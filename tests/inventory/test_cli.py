@@ -77,6 +77,29 @@ def test_rules_of_the_configuration_apply_and_are_reported(tmp_path: Path, capsy
     assert "is not published" in capsys.readouterr().err
 
 
+def test_devices_that_one_rule_excludes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text("""[inventory]
+exclude = ['''has(device.attributes["dra-agent.internal"].profile)
+  && device.attributes["dra-agent.internal"].profile != "1g.10gb"''']
+
+[[inventory.partition]]
+mode = "mig"
+when = "true"
+""")
+    assert devices("--simulate", "h100-pcie", "--config", str(config)) == 0
+    captured = capsys.readouterr()
+    (line,) = (one for one in captured.err.splitlines() if one.startswith("not published"))
+    assert line.startswith("not published: gpu-0000-11-00-0-mig-1g-10gb-me-6 and ")
+    assert line.endswith(
+        'other devices: inventory.exclude[0]: has(device.attributes["dra-agent.internal"].profile)'
+        ' && device.attributes["dra-agent.internal"].profile != "1g.10gb"'
+    )
+    assert devices("--simulate", "h100-pcie", "--config", str(config), "-o", "json") == 0
+    excluded = json.loads(capsys.readouterr().out)["excluded"]
+    assert f" and {len(excluded) - 1} other devices: " in line
+
+
 def test_a_rule_that_does_not_compile_is_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "agent.toml"
     config.write_text("[inventory]\ninclude = ['true', 'device.']\n")

@@ -201,7 +201,7 @@ def _print_problems(inventory: Inventory) -> None:
     import sys
 
     sys.stdout.flush()
-    for exclusion in inventory.excluded:
+    for exclusion in inventory.excluded_by_reason():
         print(f"not published: {exclusion.name}: {exclusion.reason}", file=sys.stderr)
     for problem in inventory.problems:
         label = "problem" if problem.severity == "error" else "warning"

@@ -45,7 +45,7 @@ def check_devices(context: CheckContext) -> Iterator[Finding]:
             reason = device.health_reason or "is unhealthy"
             causes = [taint.key.partition("/")[2] for taint in device.taints]
             yield problem(reason, device.name, "; ".join(_CURES[c] for c in causes if c in _CURES) or _LOG)
-    for exclusion in inventory.excluded:
+    for exclusion in inventory.excluded_by_reason():
         yield ok(f"not published: {exclusion.reason}", exclusion.name)
     count = len(inventory.devices)
     yield ok(f"{count} device{'' if count == 1 else 's'} can be claimed")

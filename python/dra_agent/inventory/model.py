@@ -94,6 +94,10 @@ class DeviceEvent(msgspec.Struct, frozen=True):
     """Names of the affected partitions of the GPU; empty: the whole GPU, or an unknown partition."""
 
 
+MAX_ENUMERATED = 3
+"""Devices that are excluded for one reason and listed by name."""
+
+
 class Exclusion(msgspec.Struct, frozen=True):
     """A device that is there and is not published, and why."""
 
@@ -235,6 +239,13 @@ class Inventory(msgspec.Struct, frozen=True, dict=True):
     def _by_name(self) -> dict[str, Device]:
         return {device.name: device for device in self.devices}
 
+    def excluded_by_reason(self) -> list[Exclusion]:
+        """Return one entry for each reason, on one line: a rule may leave out hundreds of partitions."""
+        names: dict[str, list[str]] = {}
+        for one in self.excluded:
+            names.setdefault(" ".join(one.reason.split()), []).append(one.name)
+        return [Exclusion(_enumerated(devices), reason) for reason, devices in names.items()]
+
     def lookup(self, pool: str, name: str) -> Device | None:
         """Find a device by pool ("<node>/gpu" or "<node>/<group>/gpu") and name, as in an allocation result."""
         device = self.device(name)
@@ -253,6 +264,12 @@ class Inventory(msgspec.Struct, frozen=True, dict=True):
                 members = tuple(device for device in devices if device.pool_group == group)
                 pools.append(Pool(family, group, members, sets if members == devices else _consumed(members, sets)))
         return pools
+
+
+def _enumerated(names: Sequence[str]) -> str:
+    if len(names) <= MAX_ENUMERATED:
+        return ", ".join(names)
+    return f"{names[0]} and {len(names) - 1} other devices"
 
 
 def _consumed(devices: Sequence[Device], sets: Sequence[CounterSet]) -> tuple[CounterSet, ...]:

@@ -97,8 +97,13 @@ class Process:
         return "\n".join(self.read_log(current_run=False).splitlines()[-lines:])
 
     def check_running(self) -> None:
-        """Fail with the end of the log if the process has ended."""
-        assert self.running, f"{self.name} ended with {self.popen and self.popen.returncode}:\n{self.tail()}"
+        """Raise EndedError with the end of the log if the process has ended."""
+        if not self.running:
+            raise EndedError(f"{self.name} ended with {self.popen and self.popen.returncode}:\n{self.tail()}")
+
+
+class EndedError(Exception):
+    """A process has ended on which a scenario depends. `until` does not wait any longer then."""
 
 
 def until(
