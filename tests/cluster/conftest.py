@@ -171,8 +171,8 @@ GATED = {
 USES_TAINTS = re.compile("reclaim|taint|evict|drain")
 """Modules and tests with such a word in their name need the gate DRADeviceTaints, which is one of these."""
 USES_PARTITIONS = re.compile("mig|partition")
-"""Modules and tests with such a word in their name need Kubernetes 1.35: API servers of 1.34 drop the counters of devices in
-other slices than their counter sets, so the agent publishes no partitions."""
+"""Modules and tests with such a word in their name need Kubernetes 1.35: an API server of 1.34 drops the counters of
+devices in other slices than their counter sets, so the agent publishes no partitions."""
 GATED_CLASSES = {"nvidia-share"}
 """Classes whose selector an API server without these gates refuses."""
 HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
