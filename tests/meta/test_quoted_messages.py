@@ -26,6 +26,8 @@ COMMANDS |= {"python", "systemctl"}
 OTHERS = {
     "images import dra-agent-image": "an option of ctr",
     "is in the process of being allocated": "a scheduler",
+    "no instance type can satisfy the allocation": "Karpenter",
+    "no instance type satisfies both scheduling and dynamic resource requirements": "Karpenter",
     "no matches for kind": "kubectl",
     "space left on device": "the kernel",
     "still preparing it": "a value in the middle: preparing, or unpreparing",

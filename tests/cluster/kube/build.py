@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,6 +48,9 @@ class Module:
     completed: str = ""
     """A required module that is published without files which the programs need: it is copied, and the files in
     `additions`, next to the go.mod, are added."""
+    unpacked: bool = False
+    """Whether `versioned` is built from a copy with the version of Go of the go.mod, because its own requires a patch
+    release that OLDEST_GO does not have."""
 
     @property
     def source(self) -> Path:
@@ -177,7 +181,11 @@ def _compile(module: Module, name: str, target: Path) -> None:
     command += ["-tags", module.tags] if module.tags else []
     environment = {**os.environ, "CGO_ENABLED": "0"}
     with tempfile.TemporaryDirectory(prefix=f"{module.name}-") as temporary:
-        source = _complete(module, Path(temporary)) if module.completed else module.source
+        source = module.source
+        if module.completed:
+            source = _complete(module, Path(temporary))
+        elif module.unpacked:
+            source = _use_unpacked(module, Path(temporary))
         subprocess.run([*command, module.programs[name]], cwd=source, env=environment, check=True)
     unfinished.rename(target)
     print(f"built {name} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
@@ -201,6 +209,44 @@ def _complete(module: Module, directory: Path) -> Path:
         path.chmod(0o755 if path.is_dir() else 0o644)  # the module cache is read-only
     shutil.copytree(module.source / "additions", completed, dirs_exist_ok=True)
     replacement = f"-replace={module.completed}=./{completed.name}"
+    subprocess.run(["go", "mod", "edit", replacement], cwd=directory, check=True)
+    return directory
+
+
+def unpacked_source(module: Module) -> Path:
+    """Return a copy of the source of `versioned`, kept with the binaries; downloads it.
+
+    Go downloads and verifies a module that requires a newer Go, and then refuses to use it.
+    """
+    where = directory(module)
+    source = where / "source"
+    if source.exists():
+        return source
+    name = f"{module.versioned}@{module.version()}"
+    # Not checked: the exit status is 1 if the module requires a newer Go.
+    found = subprocess.run(
+        ["go", "mod", "download", "-json", name], cwd="/", check=False, capture_output=True, text=True
+    ).stdout
+    downloaded = json.loads(found or "{}")
+    assert "Zip" in downloaded, f"{name} is not downloaded: {downloaded.get('Error')}"
+    expected = f"{module.versioned} {module.version()} {downloaded['Sum']}"
+    assert expected in (module.source / "go.sum").read_text().splitlines(), f"{expected} is not in the go.sum"
+    where.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".source-", dir=where) as temporary:
+        with zipfile.ZipFile(downloaded["Zip"]) as archive:
+            archive.extractall(temporary)
+        unfinished = Path(temporary) / name
+        go = re.search(r"^go (\S+)$", (module.source / "go.mod").read_text(), re.MULTILINE)
+        assert go, f"{module.source}/go.mod has no version of Go"
+        subprocess.run(["go", "mod", "edit", f"-go={go[1]}"], cwd=unfinished, check=True)
+        unfinished.rename(source)
+    return source
+
+
+def _use_unpacked(module: Module, directory: Path) -> Path:
+    """Copy the go.mod and its main package to a directory, where the unpacked module is used; return it."""
+    shutil.copytree(module.source, directory, dirs_exist_ok=True)
+    replacement = f"-replace={module.versioned}={unpacked_source(module)}"
     subprocess.run(["go", "mod", "edit", replacement], cwd=directory, check=True)
     return directory
 

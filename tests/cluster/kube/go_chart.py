@@ -22,7 +22,8 @@ def chart_of(module: build.Module, path: str) -> Path:
     if not chart.exists():
         where.mkdir(parents=True, exist_ok=True)
         unfinished = where / f".chart-{os.getpid()}"
-        shutil.copytree(build.module_directory(module, module.versioned) / path, unfinished)
+        source = build.unpacked_source(module) if module.unpacked else build.module_directory(module, module.versioned)
+        shutil.copytree(source / path, unfinished)
         unfinished.rename(chart)
     return chart
 
