@@ -123,6 +123,14 @@ EXTENDED = {
 """Modules and tests outside the core set (`-m 'not extended'`). They take half the time of all scenarios, and most of
 it is waiting for timeouts of Kubernetes."""
 SINCE = {
+    # Kubernetes 1.34 never releases the claim of a pod with an extended resource, nor its device: the claim stays
+    # reserved for the pod that was deleted, and the namespace terminates forever.
+    "test_extended_resource": "1.35",
+    "test_extended_resource_name_replaces_a_device_plugin": "1.35",
+    "test_a_quota_counts_extended_resources_and_claims_together": "1.35",
+    "test_extended_resource_exists_for_any_class": "1.35",
+    "test_extended_resource_without_free_devices_is_named": "1.35",
+    "test_reclaim_policies": "1.35",
     # Before, kube-scheduler had no preference for nodes of an earlier alternative.
     "test_first_available_alternative_is_allocated": "1.35",
     # The control plane of this benchmark has the default gates.
