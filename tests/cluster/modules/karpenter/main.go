@@ -1,7 +1,7 @@
 // Karpenter with its provider of simulated nodes, whose instance types have the devices of a cloud provider.
 //
-// The main function is that of sigs.k8s.io/karpenter/kwok, whose instance types have no devices. The devices are read
-// from files with the output of `dra-agent slices template --form karpenter`.
+// It starts the controllers that sigs.k8s.io/karpenter/kwok starts, whose instance types have no devices. The devices
+// are read from files with the output of `dra-agent slices template --form karpenter`.
 package main
 
 import (
