@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -75,6 +76,10 @@ CDI_REPLACED_GRACE_S = 30.0
 MAX_WORKER_THREADS = 32
 """Threads of the event loop's executor: small reads and writes, and hooks of containers that start."""
 
+THREAD_SWITCH_INTERVAL_S = 0.0005
+"""Seconds that a thread may compute while another one waits to. A call of the kubelet waits for so long after each of
+its system calls, while a rescan or a sample computes; by default ten times as long."""
+
 
 class Agent:
     """One agent from start to stop."""
@@ -113,6 +118,7 @@ class Agent:
         While a notice is active and claims are not released, it continues until they are; a second signal ends it.
         """
         limit_free_memory()
+        sys.setswitchinterval(THREAD_SWITCH_INTERVAL_S)
         async with self._closing.stack as stack:
             stack.enter_context(self._signals.attach(self._on_stop, self._reload))
             loop = asyncio.get_running_loop()
