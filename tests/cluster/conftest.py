@@ -144,14 +144,18 @@ SINCE = {
     # The gate DRAResourceClaimGranularStatusAuthorization does not exist before.
     "test_status_permissions": "1.36",
     "test_allocations_and_reservations_cannot_be_changed": "1.36",
+    # It emulates 1.36.
+    "test_extended_resource_gate": "1.36",
     "test_device_status_is_written_for_the_own_node_only": "1.36",
     # Objects and fields of the API in the version of 1.37.
     "test_alpha_gates": "1.37",
     "test_alpha_gates_scheduled": "1.37",
     "test_compatibility_groups": "1.37",
+    "test_extended_resource_names": "1.37",
     "test_gang_topology": "1.37",
     "test_gangs": "1.37",
     "test_optional_node_operations": "1.37",
+    "test_overhead_of_cpu": "1.37",
     "test_pool_status": "1.37",
     "test_claims_tolerate_the_taints_of_agent_and_rule": "1.37",
     "test_untolerated_taint_is_named": "1.37",

@@ -1,7 +1,8 @@
 """Compatibility groups (KEP-5963, alpha in Kubernetes 1.37): `explain` and `capacity` decide as a real kube-scheduler.
 
 The agent publishes no groups: these slices are written by hand, for a Node without a kubelet. Each scenario runs on a
-control plane with the gate on, and on one with the default, where it is off.
+control plane with the gate on, and on one with the default, where it is off; and one scenario with the gate off in
+kube-scheduler only.
 """
 
 from __future__ import annotations
@@ -17,14 +18,12 @@ import pytest
 from cluster.conftest import Explain
 from cluster.kube.api import CLASSES, NODES, PODS, SLICES, Object
 from cluster.kube.cluster import Cluster, running
+from cluster.kube.hand_written import ANYWHERE, ROOM
 from cluster.kube.workload import Namespace, pod_spec, request
 
 GATE = "DRADeviceCompatibilityGroups"
 CARDS = "cards.example.com"
 NODE = "node-of-cards"
-ROOM = {"cpu": "8", "memory": "8Gi", "pods": "100"}
-ANYWHERE: Object = {"tolerations": [{"operator": "Exists"}]}
-"""A Node without a kubelet gets the taints of one that is not ready."""
 NO_DEVICES = "cannot allocate all claims"
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -35,6 +34,20 @@ def session_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A control plane for each state of the gate, which is set when a process starts."""
     with running(nodes=(), gates={GATE: True} if request.param else {}) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def scheduler_without_gate(cluster: Cluster) -> Iterator[None]:
+    """Restart the scheduler with the default gates, and at the end with those of the cluster."""
+    scheduler = cluster.control_plane.scheduler
+    given = list(scheduler.command)
+    scheduler.kill()
+    scheduler.command = [flag for flag in given if not flag.startswith("--feature-gates=")]
+    scheduler.start()
+    yield
+    scheduler.kill()
+    scheduler.command = given
+    scheduler.start()
 
 
 @pytest.fixture
@@ -82,7 +95,11 @@ def card(cluster: Cluster, namespace: Namespace) -> Iterator[None]:
 
 
 def predicted(
-    cluster: Cluster, namespace: Namespace, agent_command: Command, directory: Path, device_class: str = "card"
+    cluster: Cluster,
+    namespace: Namespace,
+    agent_command: Command,
+    directory: Path,
+    device_class: str = "card",
 ) -> tuple[int, dict[str, Any]]:
     """Return how many pods with one device fit, and the whole answer of `dra-agent capacity`."""
     devices = {"requests": [request("device", device_class)]}
@@ -158,3 +175,27 @@ def test_a_device_of_another_group_waits_until_the_last_one_is_released(
     namespace.delete_pod("a", grace=0)
     cluster.api.wait(lambda: not namespace.results("a"), "the claim of the first pod is released")
     assert device_of(namespace, "b") == "b"
+
+
+def test_a_scheduler_without_the_gate_ignores_the_pool_and_explain_shows_both(
+    cluster: Cluster,
+    namespace: Namespace,
+    has_gate: bool,
+    scheduler_without_gate: None,
+    card: None,
+    explain: Explain,
+    agent_command: Command,
+    tmp_path: Path,
+) -> None:
+    """`explain` and `capacity` assume that the scheduler has the gates of the API server, and state it."""
+    if not has_gate:
+        use(namespace, "user")
+        assert device_of(namespace, "user") == "a", "the slices have no groups"
+        return
+    use(namespace, "waiter")
+    message = namespace.wait_for_scheduling_failure("waiter", NO_DEVICES)
+    answer = explain("claim/waiter")
+    assert answer["fits"] and any(GATE in note for note in answer["notes"]), answer["summary"]
+    assert answer["pods"][0]["scheduler"] == message
+    total, counted = predicted(cluster, namespace, agent_command, tmp_path)
+    assert total == 3 and any(GATE in note for note in counted["notes"]), counted

@@ -16,8 +16,9 @@ import pytest
 from cluster.conftest import Explain
 from cluster.kube.api import CLASSES, NODES, PODS, SLICES
 from cluster.kube.cluster import Cluster, running
+from cluster.kube.hand_written import ANYWHERE, ROOM
 from cluster.kube.workload import Namespace, request
-from cluster.test_compatibility_groups import ANYWHERE, NO_DEVICES, ROOM, predicted
+from cluster.test_compatibility_groups import NO_DEVICES, predicted
 
 GATE = "DRAOptionalNodeOperations"
 DRIVER = "licenses.example.com"

@@ -8,6 +8,7 @@ import pytest
 
 from allocator.cases import device, slice_of
 from dra_agent.explain.capacity import capacity, copy_of_pod
+from dra_agent.explain.claim_explanation import explain_pod
 from dra_agent.explain.extended_resources import claim_of_extended_resources, resources_of
 from dra_agent.explain.snapshot import Snapshot
 
@@ -84,3 +85,35 @@ def test_the_capacity_of_a_pod_with_an_init_container_is_that_of_its_longest_pha
     asked = pod([container("1")], [container("1")])
     snapshot = cluster(node("n1"), count=4)
     assert capacity(snapshot, copy_of_pod(snapshot, asked))["total"] == 4
+
+
+@pytest.mark.parametrize(
+    ("reasons", "is_unused"),
+    [
+        (f"1 Insufficient {GPU}.", True),
+        (f"1 Insufficient {GPU}, 2 Insufficient cpu.", True),
+        (f"1 Insufficient {GPU}", True),
+        # A resource with a longer name, and devices that are not free.
+        (f"1 Insufficient {GPU}.other.", False),
+        (f"1 Insufficient {GPU}-other.", False),
+        ("1 cannot allocate all claims.", False),
+        ("", False),
+    ],
+)
+def test_a_class_that_kube_scheduler_does_not_use_is_noted(reasons: str, is_unused: bool) -> None:
+    asked = pod([container("1")])
+    message = f"0/1 nodes are available: {reasons}"
+    asked["status"] = {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]}
+    answer = explain_pod(cluster(node("n1"), count=1), asked)
+    notes = [note for note in answer["notes"] if "DRAExtendedResource" in note]
+    assert answer["fits"] and bool(notes) is is_unused
+    assert all(f"class any, which provides {GPU}" in note for note in notes)
+    # There, the device plugin has too little.
+    served = explain_pod(cluster(node("n1"), node("n2", **{GPU: "1"}), count=1), asked)
+    assert not [note for note in served["notes"] if "DRAExtendedResource" in note]
+
+
+def test_capacity_states_the_gate_that_it_assumes() -> None:
+    snapshot = cluster(node("n1"), count=4)
+    assert any("DRAExtendedResource" in note for note in copy_of_pod(snapshot, pod([container("1")])).notes)
+    assert not any("DRAExtendedResource" in note for note in copy_of_pod(snapshot, pod([container()])).notes)

@@ -19,7 +19,7 @@ from dra_agent.explain.device_plugins import DevicePlugins
 from dra_agent.explain.gates import gates_in_use, notes_of
 from dra_agent.explain.pending import nodes_of
 from dra_agent.explain.placement import scheduling_blockers
-from dra_agent.explain.pod_claims import PodClaim, pod_claims
+from dra_agent.explain.pod_claims import PodClaim, extended_need, pod_claims
 from dra_agent.explain.snapshot import Snapshot, group_name
 
 MAX_CONSUMERS = 256
@@ -109,6 +109,9 @@ def copy_of_pod(snapshot: Snapshot, pod: Object) -> Copy:
         copy.problems.append(f"uses no claim, so devices do not limit it{what}")
     elif others:
         copy.notes.append(f"not considered: {', '.join(others)}, which no DeviceClass provides")
+    if extended := extended_need(needs):
+        names = ", ".join(sorted(extended.resources))
+        copy.notes.append(f"kube-scheduler is assumed to have the feature gate DRAExtendedResource on, for {names}")
     if shared:
         names = ", ".join(claim["metadata"]["name"] for claim in shared)
         copy.notes.append(f"all copies share claim{'s' if len(shared) > 1 else ''} {names}")

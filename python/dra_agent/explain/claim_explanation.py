@@ -11,7 +11,7 @@ from typing import Any
 from dra_agent.api_object import Object, allocation_of
 from dra_agent.deadline import Deadline
 from dra_agent.explain.device_plugins import DevicePlugins
-from dra_agent.explain.extended_resources import of_device_plugin
+from dra_agent.explain.extended_resources import of_device_plugin, unused_classes
 from dra_agent.explain.object_state import binding_of, claim_state, pod_state
 from dra_agent.explain.pending import (
     DEADLINE_S,
@@ -49,7 +49,7 @@ def explain_pod(
         "pods": [pod_state(pod)],
         "claims": claims,
         "nodes": [],
-        "notes": [*snapshot.notes, *pod_notes(snapshot, pod)],
+        "notes": [*snapshot.notes, *pod_notes(snapshot, pod), *_unused_classes(snapshot, pod)],
         "events": snapshot.events,
     }
     if not needs:
@@ -155,6 +155,23 @@ def explain_claim(
         unused = f"no pod of namespace {snapshot.namespace} uses it, so it is not allocated"
         return with_summary(result, False, f"{unused}; {result['summary']}")
     return result
+
+
+def _unused_classes(snapshot: Snapshot, pod: Object) -> list[str]:
+    """Return a note on each class that kube-scheduler does not use, although it provides a resource of the pod.
+
+    Of k8s.io/dynamic-resource-allocation v0.37.1, extendedresourcecache: removeResourceName2class removes the name for
+    all classes that have it.
+    """
+    if snapshot.nodes is None:
+        return []
+    message = pod_state(pod)["scheduler"] or ""
+    return [
+        f"kube-scheduler does not use class {name}, which provides {resource}: its feature gate DRAExtendedResource is "
+        f"off, or another class has or had the same extendedResourceName; if so, let class {name} be the only one with "
+        "this name, and then remove the name from it and add it again, or restart kube-scheduler"
+        for resource, name in unused_classes(pod, message, snapshot.classes or (), snapshot.nodes).items()
+    ]
 
 
 def _may_use(pod: Object, claim: str) -> bool:

@@ -5,6 +5,7 @@ Source: pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresource
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from dra_agent.api_object import Object
@@ -61,6 +62,23 @@ def resources_without_class(pod: Object, classes: Iterable[Object]) -> dict[str,
     names = {name for container in _containers(pod) for name in _quantities(container) if _is_extended(name)}
     without = sorted(names - _classes_by_resource(classes).keys())
     return {resource: count for resource in without if (count := requested(pod, resource))}
+
+
+def unused_classes(pod: Object, message: str, classes: Iterable[Object], nodes: Iterable[Object]) -> dict[str, str]:
+    """Return the extended resources of a pod whose class kube-scheduler does not use, each with this class.
+
+    `message` is what kube-scheduler reports about the pod. It reports too little of a resource, instead of devices that
+    cannot be allocated, if it has no class for the resource; or if the device plugin of a node has too little.
+    """
+    by_resource = _classes_by_resource(classes)
+    reported = {name for name in resources_of(pod, classes) if re.search(_insufficient(name), message)}
+    served = {name for node in nodes for name in of_device_plugin(node, reported)} if reported else set()
+    return {name: by_resource[name] for name in sorted(reported - served)}
+
+
+def _insufficient(resource: str) -> str:
+    """Return the pattern of the reason for a node, of several that are separated by commas and end with a point."""
+    return rf"Insufficient {re.escape(resource)}(?:[,;]|\.?(?:\s|$))"
 
 
 def _is_extended(name: str) -> bool:

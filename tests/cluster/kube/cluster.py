@@ -34,13 +34,14 @@ class Cluster:
         nodes: tuple[str, ...] = NODE_NAMES,
         gates: Mapping[str, bool] | None = None,
         runtime_config: Mapping[str, bool] | None = None,
+        flags: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         self.cluster_dir = cluster_dir
         self.programs = programs
         self.directory = cluster_dir.directory
         cluster_dir.add_addresses()
         image.write(self.directory / "image.tar")
-        self.control_plane = ControlPlane(cluster_dir, programs, nodes, gates or {}, runtime_config or {})
+        self.control_plane = ControlPlane(cluster_dir, programs, nodes, gates or {}, runtime_config or {}, flags or {})
         self.kubeconfig = self.control_plane.kubeconfig("admin", self.directory / "kubeconfig")
         self.namespaces: list[str] = []
         """All namespaces that tests created."""
@@ -133,12 +134,13 @@ def running(
     nodes: tuple[str, ...] = NODE_NAMES,
     gates: Mapping[str, bool] | None = None,
     runtime_config: Mapping[str, bool] | None = None,
+    flags: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Iterator[Cluster]:
     """Run a cluster during the block; it is removed completely afterwards."""
     programs = build.programs()
     cluster_dir = ClusterDir.acquire()
     try:
-        cluster = Cluster(cluster_dir, programs, nodes=nodes, gates=gates, runtime_config=runtime_config)
+        cluster = Cluster(cluster_dir, programs, nodes=nodes, gates=gates, runtime_config=runtime_config, flags=flags)
         try:
             cluster.start()
         except BaseException:

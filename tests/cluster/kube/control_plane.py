@@ -30,6 +30,8 @@ class ControlPlane:
     """Feature gates of all four, and of the kubelets."""
     runtime_config: Mapping[str, bool] = field(default_factory=dict)
     """API versions on or off: {"resource.k8s.io/v1beta1": True}."""
+    flags: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Flags of one of them that replace those of this module: {"kube-scheduler": {"v": 4}}."""
 
     def __post_init__(self) -> None:
         self.directory = self.cluster_dir.directory / "control-plane"
@@ -108,7 +110,8 @@ class ControlPlane:
         return path
 
     def _process(self, name: str, flags: Mapping[str, object]) -> Process:
-        command = [str(self.programs / name), *(f"--{flag}={value}" for flag, value in flags.items())]
+        given = {**flags, **self.flags.get(name, {})}
+        command = [str(self.programs / name), *(f"--{flag}={value}" for flag, value in given.items())]
         return Process(name, command, self.directory / f"{name}.log", self.cluster_dir.directory)
 
     def _write_tokens(self) -> None:
@@ -159,7 +162,7 @@ class ControlPlane:
             "allow-privileged": "true",
             "shutdown-delay-duration": "0s",
             **self._gate_flag(),
-            **({"runtime-config": _settings(self.runtime_config)} if self.runtime_config else {}),
+            **({"runtime-config": settings(self.runtime_config)} if self.runtime_config else {}),
         }
 
     def _scheduler_flags(self) -> dict[str, object]:
@@ -190,7 +193,7 @@ class ControlPlane:
         }
 
     def _gate_flag(self) -> dict[str, object]:
-        return {"feature-gates": _settings(self.gates)} if self.gates else {}
+        return {"feature-gates": settings(self.gates)} if self.gates else {}
 
     def _let_kubelets_read_claims(self) -> None:
         # The Node authorizer lets a kubelet read a claim only after its graph has the bound pod; a kubelet that asks
@@ -204,5 +207,6 @@ class ControlPlane:
         self.api.create(CLUSTER_ROLE_BINDINGS, {"metadata": {"name": name}, "roleRef": role, "subjects": [group]})
 
 
-def _settings(values: Mapping[str, bool]) -> str:
+def settings(values: Mapping[str, bool]) -> str:
+    """Return the value of a flag such as `--feature-gates`."""
     return ",".join(f"{name}={str(value).lower()}" for name, value in values.items())
