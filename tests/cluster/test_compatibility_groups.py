@@ -100,9 +100,14 @@ def predicted(
     agent_command: Command,
     directory: Path,
     device_class: str = "card",
+    *selectors: str,
+    **fields: Any,
 ) -> tuple[int, dict[str, Any]]:
-    """Return how many pods with one device fit, and the whole answer of `dra-agent capacity`."""
-    devices = {"requests": [request("device", device_class)]}
+    """Return how many pods with one device fit, and the whole answer of `dra-agent capacity`.
+
+    `fields` are further fields of the request.
+    """
+    devices = {"requests": [request("device", device_class, *selectors, **fields)]}
     version, metadata = "resource.k8s.io/v1", {"name": "one", "namespace": namespace.name}
     template = {
         "apiVersion": version,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from allocator.cases import DRIVER, claim, device, make_request, slice_of
+from allocator.cases import DRIVER, allocated_claim, claim, device, make_exact, make_request, slice_of
 from allocator.gated_cases import counters, grouped, rails, reserved
 from dra_agent.cli.main import main
 from dra_agent.explain.gates import OVERHEAD_NOTE, gates_in_use, have_overhead
@@ -134,6 +134,52 @@ def test_an_explanation_notes_that_overhead_is_not_considered(run: Run) -> None:
     found = run([*published(slice_of(device("a"), COSTLY)), pod], "explain", "pod/train")
     assert found["fits"] and OVERHEAD_NOTE in found["notes"]
     assert OVERHEAD_NOTE not in run([*published(slice_of(device("a"))), pod], "explain", "pod/train")["notes"]
+
+
+DERIVED = [{"name": f"{DRIVER}/rails", "expression": "device.driver"}]
+DERIVING = {
+    "exactly": make_request(derivedAttributes=DERIVED),
+    "alternative": {"name": "main", "firstAvailable": [make_exact(name="one", derivedAttributes=DERIVED)]},
+}
+
+
+@pytest.mark.parametrize("asked", DERIVING.values(), ids=DERIVING)
+def test_a_claim_with_derived_attributes_is_not_evaluated(run: Run, asked: Json) -> None:
+    """Only kube-scheduler has them; an answer that nothing fits would be wrong."""
+    own: Json = {"apiVersion": API, "kind": "ResourceClaim", **claim(asked)}
+    user = {**POD, "spec": {**pod_spec("one"), "resourceClaims": [{"name": "own", "resourceClaimName": "claim"}]}}
+    other = {**POD, "metadata": {"name": "other", "namespace": "default"}, "spec": pod_spec("one")}
+    cluster = [*published(slice_of(device("a"))), own, user, other]
+    reason = "request main of claim default/claim has derivedAttributes (DRADerivedAttributes)"
+    for words in (("claim/claim",), ("pod/train",)):
+        found = run(cluster, "explain", *words)
+        assert not found["fits"] and found["unexamined"] == ["n1"]
+        assert f"is not evaluated on node n1: {reason}" in found["summary"]
+    for words in (("claim/claim",), ("pod/train",)):
+        found = run(cluster, "capacity", *words)
+        assert (found["fits"], found["total"], found["total_is_partial"]) == (None, 0, True)
+        assert found["nodes"][0]["causes"] == ["derived_attributes"] and reason in found["nodes"][0]["reason"]
+    assert run(cluster, "explain", "pod/other")["fits"], "other claims are evaluated"
+    assert run(cluster, "capacity", "pod/other")["total"] == 1
+
+
+def test_an_allocated_claim_with_derived_attributes_holds_its_devices(run: Run) -> None:
+    held = claim(DERIVING["exactly"])
+    held["status"] = allocated_claim("claim", {"device": "a"})["status"]
+    waiting = {**POD, "spec": pod_spec("one")}
+    cluster = [*published(slice_of(device("a"))), {"apiVersion": API, "kind": "ResourceClaim", **held}, waiting]
+    assert run(cluster, "explain", "claim/claim")["fits"]
+    found = run(cluster, "explain", "pod/train")
+    assert not found["fits"] and found["unexamined"] == []
+    assert run(cluster, "capacity", "claim/claim")["fits"] is None, "another claim like this one"
+
+
+def test_a_gang_with_derived_attributes_is_not_evaluated(run: Run) -> None:
+    deriving = {**template("deriving", 1), "spec": {"spec": claim(DERIVING["exactly"])["spec"]}}
+    body = {"parallelism": 2, "template": {"spec": pod_spec("deriving")}}
+    job: Json = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train"}, "spec": body}
+    found = run([*published(slice_of(device("a"))), deriving, job], "explain", "job/train")
+    assert not found["fits"] and found["summary"].startswith("is not evaluated: request main of claim default/train-0")
 
 
 def test_without_such_fields_no_gate_is_noted(run: Run) -> None:

@@ -8,9 +8,12 @@ from dra_agent.api_object import Object, allocation_of
 from dra_agent.cluster import Capacity, Cluster, NodeCapacity
 from dra_agent.deadline import Deadline
 from dra_agent.explain.device_plugins import DevicePlugins, named
+from dra_agent.explain.gates import derived_attributes
 
 DEVICE_PLUGIN = "device_plugin"
 """The cause of a node whose device plugin serves an extended resource of the pod, and has no more of it."""
+DERIVED = "derived_attributes"
+"""The cause of a node on which copies are not counted, because a request has derived attributes."""
 
 
 class CopyCount:
@@ -51,15 +54,21 @@ class CopyCount:
         """Count the copies on nodes; return a row for each."""
         alike: dict[tuple[tuple[str, ...], int], list[str]] = {}
         rows: list[Object] = []
+        derived: dict[tuple[str, ...], str | None] = {}
         for name, node in nodes.items():
             served = self._plugins.serves(node)
             more = self._plugins.more(node)
+            if served not in derived:
+                derived[served] = self._derived(served)
             if served and more is None:
                 self.total_is_partial = True
                 reason = f"not counted: {named(served)}, and the pods of the node are not known"
                 rows.append(row_of(name, reason=reason, causes=[DEVICE_PLUGIN]))
             elif more == 0:
                 rows.append(row_of(name, reason=self._plugins.lacks(node), causes=[DEVICE_PLUGIN]))
+            elif cause := derived[served]:
+                self.total_is_partial = True
+                rows.append(row_of(name, reason=f"not counted: {cause}", causes=[DERIVED]))
             else:
                 alike.setdefault((served, self._limit if more is None else min(self._limit, more)), []).append(name)
         totals = []
@@ -69,6 +78,11 @@ class CopyCount:
             rows += found
         self._add_up(totals, rows)
         return rows
+
+    def _derived(self, served: tuple[str, ...]) -> str | None:
+        """Return why copies cannot be counted where the device plugin serves these resources; None if they can be."""
+        copies = [_fresh(claim) for claim in self._plugins.claims(self._claims, served)]
+        return derived_attributes([*copies, *self._shared])
 
     def _counted(self, served: tuple[str, ...], limit: int, names: Sequence[str]) -> tuple[int, list[Object]]:
         """Count on nodes whose device plugins serve the same resources, for at most as many copies."""

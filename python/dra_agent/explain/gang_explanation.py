@@ -22,7 +22,7 @@ from dra_agent.explain.gang_remedy import remedy
 from dra_agent.explain.gang_report import has, placements, summary
 from dra_agent.explain.gang_search import is_enough
 from dra_agent.explain.gang_topology import Topology, topologies
-from dra_agent.explain.gates import gates_in_use, notes_of
+from dra_agent.explain.gates import derived_attributes, gates_in_use, notes_of
 from dra_agent.explain.kueue_admission import WAITS_FOR_QUOTA
 from dra_agent.explain.pending import best_candidate, missing_basis, nodes_of, why
 from dra_agent.explain.snapshot import Snapshot
@@ -121,6 +121,8 @@ def _explained_devices(snapshot: Snapshot, gang: Gang, node: str | None, deadlin
     # A device plugin needs no ResourceSlices.
     if (reason := missing_basis(snapshot, waiting)) and (snapshot.slices is None or snapshot.slices or not plugins):
         return {**result, "summary": reason}
+    if reason := derived_attributes(waiting):
+        return {**result, "summary": f"is not evaluated: {reason}"}
     if snapshot.nodes is None:
         result["notes"].insert(0, "cordons, taints and labels of nodes are not known")
     gates = gates_in_use(snapshot.slices or ())

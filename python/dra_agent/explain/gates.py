@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from dra_agent.api_object import Object
+from dra_agent.api_object import Object, allocation_of, full_name, requests_of, subrequests_of
 
 OVERHEAD_NOTE = "devices have an overhead of memory or CPU of the node, which is not considered"
 """KEP-5517: kube-scheduler adds it to the requests of each pod with such a device."""
+DERIVED_ATTRIBUTES = "DRADerivedAttributes"
+"""The feature gate of attributes that a claim computes for its constraints."""
 _LIST_TYPES = frozenset({"ints", "bools", "strings", "versions"})
 
 
@@ -42,6 +44,21 @@ def have_overhead(slices: Iterable[Object]) -> bool:
             if any(device.get("nodeAllocatableResources") for device in devices):
                 return True
     return False
+
+
+def derived_attributes(claims: Iterable[Object]) -> str | None:
+    """Return which request cannot be evaluated because it has derived attributes; None if all can be.
+
+    The allocator has no such attributes. The API server keeps the field only while the gate is on, so kube-scheduler
+    can allocate the claim.
+    """
+    for claim in claims:
+        for request in requests_of(claim) if allocation_of(claim) is None else ():
+            alternatives = subrequests_of({"spec": {"devices": {"requests": [request]}}})
+            if any(one.get("derivedAttributes") for one in alternatives):
+                name = f"request {request.get('name')} of claim {full_name(claim)}"
+                return f"{name} has derivedAttributes ({DERIVED_ATTRIBUTES}), which only kube-scheduler evaluates"
+    return None
 
 
 def _used(entry: Object) -> Iterator[str]:

@@ -17,7 +17,7 @@ from dra_agent.api_object import Object, allocation_of, full_name, requests_of
 from dra_agent.cluster import Cluster, Sweep
 from dra_agent.deadline import Deadline
 from dra_agent.explain.device_plugins import DevicePlugins, named
-from dra_agent.explain.gates import OVERHEAD_NOTE, gates_in_use, have_overhead, notes_of
+from dra_agent.explain.gates import OVERHEAD_NOTE, derived_attributes, gates_in_use, have_overhead, notes_of
 from dra_agent.explain.object_state import allocated_node_selector, claim_state
 from dra_agent.explain.placement import matches, scheduling_blockers
 from dra_agent.explain.pod_claims import classes_of
@@ -142,12 +142,15 @@ def evaluate_nodes(
     # The claims of the pod, by the resources that the device plugin of a node serves.
     claims = {served: plugins.claims(pending.waiting, served) for served in {(), *serves.values()}}
     claims_of = {name: claims[serves.get(name, ())] for name in names}
+    derived = {served: derived_attributes(needed) for served, needed in claims.items()}
     open_entries = []
     for entry in compared:
         node = names[entry["node"]]
         if not _add_plugin_verdict(entry, plugins, node, claims_of[entry["node"]], unexamined):
             if snapshot.slices is None:
                 entry["devices"] = f"{NOT_EVALUATED}: ResourceSlices are not known"
+            elif reason := derived[serves.get(entry["node"], ())]:
+                entry["devices"] = f"{NOT_EVALUATED}: {reason}"
             else:
                 open_entries.append(entry)
     sweeps = Deadline.of(query.deadline.remaining() * SWEEP_SHARE)
