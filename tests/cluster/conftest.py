@@ -158,6 +158,7 @@ SINCE = {
     "test_optional_node_operations": "1.37",
     "test_overhead_of_cpu": "1.37",
     "test_partition_types": "1.37",
+    "test_workload_groups": "1.37",
     "test_pool_status": "1.37",
     "test_claims_tolerate_the_taints_of_agent_and_rule": "1.37",
     "test_untolerated_taint_is_named": "1.37",

@@ -56,11 +56,13 @@ class Gang:
         minimum: int,
         shared: bool = False,
         topology: str = "",
+        parent: str = "",
         **spec: Any,
     ) -> None:
         """Create the group and its pods.
 
         `shared`: they share one claim of the template. `topology`: a label with one value for the nodes of all pods.
+        `parent`: the composite pod group of which it is a part.
         """
         self.namespace, self.name, self._template, self._spec = namespace, name, template, spec
         self.pods: list[str] = []
@@ -68,6 +70,9 @@ class Gang:
         of_group: Object = {"schedulingPolicy": {"gang": {"minCount": minimum}}, "resourceClaims": claims}
         if topology:
             of_group["schedulingConstraints"] = {"topology": [{"key": topology}]}
+        if parent:
+            of_group["parentCompositePodGroupName"] = parent
+            of_group["workloadRef"] = {"workloadName": parent, "templateName": name}
         namespace.api.create(POD_GROUPS, {"metadata": {"name": name}, "spec": of_group}, namespace.name)
         for _ in range(pods):
             self.add_pod()

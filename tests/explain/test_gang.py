@@ -379,6 +379,27 @@ def test_a_job_that_names_a_pod_group_needs_what_the_group_needs(explain: Run) -
     assert code == 0 and answer["needed"] == 3
 
 
+def test_pods_of_a_job_name_the_group_that_its_controller_created(explain: Run) -> None:
+    """The template of the Job names no group (WorkloadWithJob); without the group, all pods would be needed."""
+    labels = {"batch.kubernetes.io/job-name": "train"}
+    body = job("train", 3, "one")
+    body["spec"] |= {"selector": {"matchLabels": labels}, "scheduling": {"schedulingPolicy": {"gang": {}}}}
+    pods = [member(f"p{number}") for number in range(3)]
+    for one in pods:
+        one["metadata"]["labels"] = labels
+    cluster = [slices("n1", "AA"), body, *pods]
+    code, answer = explain([*cluster, group(2)], "job/train")
+    assert code == 0 and (answer["needed"], answer["members"]) == (2, 3)
+    assert any("spec.scheduling is evaluated by the pod group" in note for note in answer["notes"])
+    assert explain([*cluster, group(3)], "job/train")[0] == 1
+
+
+def test_a_group_of_a_composite_group_is_evaluated_alone(explain: Run) -> None:
+    pods = [member(f"p{number}") for number in range(2)]
+    _, answer = explain([slices("n1", "AA"), group(2, parentCompositePodGroupName="both"), *pods], "podgroup/ring")
+    assert [note for note in answer["notes"] if "part of composite pod group both" in note]
+
+
 def kueue(**sets: tuple[int, str]) -> Json:
     entries = [{"name": name, "count": pods, "template": pod_template(one)} for name, (pods, one) in sets.items()]
     metadata = {"name": "job-train", "namespace": "default"}

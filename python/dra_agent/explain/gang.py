@@ -138,11 +138,14 @@ def gang_of_workload(
         raise UsageError(f"{subject} has {count} pods, more than {MAX_MEMBERS} are not evaluated")
     found: list[_Pod] = []
     running: list[tuple[str, Object]] = []
+    groups = {group_name(one.template) for one in sets}
+    of_pods = set[str]()
     for one in sets:
         label = one.name or base
         own = [pod for pod in pods if one.labels and _has_labels(pod, one) and _is_alive(pod)]
         waiting = sorted((pod for pod in own if not _node_of(pod)), key=_schedule_order)
         running += [(label, pod) for pod in own if _node_of(pod)]
+        of_pods |= {group_name(pod) for pod in own}
         found += [_Pod(label, pod, pod_claims(snapshot, pod)) for pod in waiting]
         created = "-".join(filter(None, (base, one.name)))
         found += [_Pod(label, pod, needs) for pod, needs in _to_be_created(snapshot, created, one, len(own))]
@@ -152,7 +155,8 @@ def gang_of_workload(
         gang.needed = 0
         gang.notes.append(f"it {end} and creates no further pods")
         return gang
-    groups = {group_name(one.template) for one in sets}
+    if not any(groups):
+        groups = of_pods  # The Job controller names a group that it created only in the pods (KEP-5547).
     if len(groups) == 1 and (name := groups.pop()):
         group = snapshot.group_of({"spec": {"schedulingGroup": {"podGroupName": name}}})
         if group is not None:
@@ -249,8 +253,11 @@ def _with_group(gang: Gang, group: Object) -> Gang:
     for one in (spec.get("schedulingConstraints") or {}).get("topology") or ():
         gang.topology = one.get("key") or None
         gang.notes.append(f"{name} requires nodes with the same value of label {gang.topology}")
-    if spec.get("parentCompositePodGroupName"):
-        gang.notes.append(f"{name} is part of another group; this evaluates {name} only")
+    if parent := spec.get("parentCompositePodGroupName"):
+        gang.notes.append(
+            f"{name} is part of composite pod group {parent}, which kube-scheduler places as a whole; this evaluates "
+            f"{name} only"
+        )
     return gang
 
 

@@ -79,6 +79,10 @@ def notes_of(kind: str, value: Object) -> list[str]:
     """Return what is not evaluated of a workload."""
     found = []
     spec = value.get("spec") or {}
+    if kind == "Job" and spec.get("scheduling"):
+        found.append(
+            "spec.scheduling is evaluated by the pod group of its pods, which exists after the Job has started"
+        )
     if spec.get("suspend") is True:
         found.append("it is suspended: its pods are created when it is resumed")
     for entry in (spec.get("replicatedJobs") or ()) if kind == JOB_SET else ():

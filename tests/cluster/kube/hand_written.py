@@ -21,6 +21,7 @@ def node_with_devices(
     devices: Sequence[Object],
     *,
     room: Object | None = None,
+    labels: Object | None = None,
     declared_features: Sequence[str] = (),
     **spec: object,
 ) -> Iterator[None]:
@@ -32,7 +33,7 @@ def node_with_devices(
     status: Object = {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
     if declared_features:
         status["declaredFeatures"] = list(declared_features)
-    api.create(NODES, {"kind": "Node", "metadata": {"name": node}, "status": status})
+    api.create(NODES, {"kind": "Node", "metadata": {"name": node, "labels": labels or {}}, "status": status})
     pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
     body = {"driver": driver, "pool": pool, "nodeName": node, "devices": list(devices), **spec}
     api.create(SLICES, {"kind": "ResourceSlice", "metadata": {"name": f"devices-{node}"}, "spec": body})
