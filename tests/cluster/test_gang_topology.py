@@ -46,6 +46,13 @@ def trays(cluster: Cluster, start_agent: StartAgent) -> Iterator[dict[str, Agent
         yield started
 
 
+@pytest.fixture
+def apart(cluster: Cluster, trays: dict[str, Agent]) -> None:
+    """The nodes are in different cliques."""
+    join_clique(trays["node-b"], 7)
+    until(lambda: labels(cluster, "node-b")[CLIQUE].endswith(".7"), "node-b is in another clique")
+
+
 def wait_for_refusal(gang: Gang, message: str) -> None:
     """Wait until the scheduler refuses the whole group with this message."""
     gang.namespace.api.wait(
@@ -55,11 +62,9 @@ def wait_for_refusal(gang: Gang, message: str) -> None:
 
 
 def test_a_gang_runs_in_one_clique_or_waits(
-    cluster: Cluster, trays: dict[str, Agent], namespace: Namespace, has_gate: bool, explain: Explain
+    cluster: Cluster, trays: dict[str, Agent], apart: None, namespace: Namespace, has_gate: bool, explain: Explain
 ) -> None:
     clique = labels(cluster, "node-a")[CLIQUE]
-    join_clique(trays["node-b"], 7)
-    until(lambda: labels(cluster, "node-b")[CLIQUE].endswith(".7"), "node-b is in another clique")
     namespace.template("pair", request("gpus", "gpu", count=2))
     namespace.pod("other", template="pair", node="node-a")
     namespace.running("other")
@@ -93,11 +98,9 @@ def test_a_gang_runs_in_one_clique_or_waits(
 
 
 def test_a_gang_is_placed_where_it_is_explained(
-    cluster: Cluster, trays: dict[str, Agent], namespace: Namespace, has_gate: bool, explain: Explain
+    cluster: Cluster, apart: None, namespace: Namespace, has_gate: bool, explain: Explain
 ) -> None:
     """The clique of node-a has three free GPUs, so only that of node-b has room for two pods with two GPUs each."""
-    join_clique(trays["node-b"], 7)
-    until(lambda: labels(cluster, "node-b")[CLIQUE].endswith(".7"), "node-b is in another clique")
     namespace.template("one", request("gpu", "gpu"))
     namespace.template("pair", request("gpus", "gpu", count=2))
     namespace.pod("other", template="one", node="node-a")
@@ -113,12 +116,8 @@ def test_a_gang_is_placed_where_it_is_explained(
         assert Counter(gang.nodes().values()) == answer["kinds"][0]["nodes"] == {"node-b": 2}
 
 
-def test_a_claim_of_the_group_is_allocated_in_its_clique(
-    cluster: Cluster, trays: dict[str, Agent], namespace: Namespace
-) -> None:
+def test_a_claim_of_the_group_is_allocated_in_its_clique(apart: None, namespace: Namespace) -> None:
     """The claim fits on node-b only; an attempt in the clique of node-a, before or after it, leaves no trace."""
-    join_clique(trays["node-b"], 7)
-    until(lambda: labels(cluster, "node-b")[CLIQUE].endswith(".7"), "node-b is in another clique")
     namespace.template("one", request("gpu", "gpu"))
     namespace.template("tray", request("gpus", "gpu", count=4))
     namespace.pod("other", template="one", node="node-a")
