@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,7 @@ def create_class(cluster: Cluster) -> Iterator[CreateClass]:
             cluster.api.delete(CLASSES, name)
 
 
-def use(namespace: Namespace, name: str, resource: str = RESOURCE, **spec: object) -> None:
+def use(namespace: Namespace, name: str, resource: str = RESOURCE, **spec: Any) -> None:
     """Create a pod that requests one of the resource."""
     namespace.pod(name, containers=[container("main", resources={"limits": {resource: "1"}})], **ANYWHERE, **spec)
 
