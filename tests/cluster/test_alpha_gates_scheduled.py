@@ -28,6 +28,11 @@ device.attributes["resource.kubernetes.io"].pciBusID in ["0000:1b:00.0", "0000:4
 ''']
 
 [[inventory.overhead]]
+when = 'device.attributes["resource.kubernetes.io"].pciBusID == "0000:61:00.0"'
+per_pod = {{ cpu = "100m" }}
+per_container = {{ cpu = "50m" }}
+
+[[inventory.overhead]]
 when = 'device.attributes["{DRIVER}"].type == "gpu"'
 per_pod = {{ memory = "1Gi" }}
 per_container = {{ memory = "256Mi" }}
@@ -51,6 +56,8 @@ set = {{ rails = "d" }}
 FIRST, SECOND, THIRD, FOURTH = (f"gpu-0000-{bus}-00-0" for bus in ("1b", "43", "52", "61"))
 RAILS = f"{DRIVER}/rails"
 OWN = f'device.attributes["{DRIVER}"]'
+ON_FOURTH = 'device.attributes["resource.kubernetes.io"].pciBusID == "0000:61:00.0"'
+OF_CPU: Object = {"cpu": {"overhead": {"perPod": "100m", "perContainer": "50m"}}}
 MEBIBYTE = 1 << 20
 PER_POD, PER_CONTAINER = 1024 * MEBIBYTE, 256 * MEBIBYTE
 NO_DEVICES = "cannot allocate all claims"
@@ -116,19 +123,25 @@ def recorded_for(*containers: str) -> dict[str, Any]:
     return {"containers": list(containers), "overhead": overhead}
 
 
-def memory_limit(cluster: Cluster, namespace: Namespace, pod: str) -> int:
-    """Return the limit that the kubelet has given to the runtime for the container of a pod, in bytes."""
+def container_spec(cluster: Cluster, namespace: Namespace, pod: str) -> Any:
+    """Return what the kubelet has requested of the runtime for the container of a pod."""
     (status,) = namespace.get_pod(pod)["status"]["containerStatuses"]
     info = json.loads(cluster.node(NODE).ctr("containers", "info", status["containerID"].removeprefix("containerd://")))
-    return int(info["Spec"]["linux"]["resources"]["memory"]["limit"])
+    return info["Spec"]
+
+
+def memory_limit(cluster: Cluster, namespace: Namespace, pod: str) -> int:
+    """Return the limit that the kubelet has given to the runtime for the container of a pod, in bytes."""
+    return int(container_spec(cluster, namespace, pod)["linux"]["resources"]["memory"]["limit"])
 
 
 def test_overhead_is_memory_that_the_scheduler_and_the_kubelet_account_for(
     agents: dict[str, Agent], cluster: Cluster, namespace: Namespace, has_gates: bool
 ) -> None:
-    published = [one.get("nodeAllocatableResources") for one in agents[NODE].devices().values()]
+    published = {name: one.get("nodeAllocatableResources") for name, one in agents[NODE].devices().items()}
     amounts = {"memory": {"overhead": {"perPod": "1Gi", "perContainer": "256Mi"}}}
-    assert published == [amounts if has_gates else None] * 4
+    costs = {**dict.fromkeys((FIRST, SECOND, THIRD), amounts), FOURTH: OF_CPU}
+    assert published == (costs if has_gates else dict.fromkeys(costs))
     namespace.template("gpu", request("gpu", "gpu"))
     room = memory_of_node(cluster) - PER_POD - PER_CONTAINER
     namespace.pod("large", template="gpu", containers=[needing(room + MEBIBYTE, "devices")])
@@ -152,6 +165,21 @@ def test_overhead_is_memory_that_the_scheduler_and_the_kubelet_account_for(
         namespace.wait_for_scheduling_failure("plain", "1 Insufficient memory")
         namespace.delete_pod("fits", grace=1)
     namespace.running("plain")
+
+
+def test_overhead_of_cpu_is_added_to_the_limit_of_a_container(
+    agents: dict[str, Agent], cluster: Cluster, namespace: Namespace, has_gates: bool
+) -> None:
+    namespace.template("gpu", request("gpu", "gpu", ON_FOURTH))
+    created = container("main", "devices")
+    created["resources"] |= {"requests": {"cpu": "100m"}, "limits": {"cpu": "100m"}}
+    namespace.pod("user", template="gpu", containers=[created])
+    namespace.running("user")
+    recorded = [{"name": "cpu", **OF_CPU["cpu"]["overhead"]}]
+    assert overhead_of(namespace, "user").get("overhead") == (recorded if has_gates else None)
+    limit = container_spec(cluster, namespace, "user")["linux"]["resources"]["cpu"]
+    milli_cpu = 1000 * limit["quota"] // limit["period"]
+    assert milli_cpu == (100 + 100 + 50 if has_gates else 100)
 
 
 def test_overhead_counts_for_each_container_and_each_pod_with_the_claim(
