@@ -94,6 +94,23 @@ def test_a_leader_that_was_none_for_a_moment_is_reported(tmp_path: Path) -> None
     first.close()
 
 
+def test_an_agent_that_led_between_two_checks_is_noticed(tmp_path: Path) -> None:
+    first = InstanceRegistry(tmp_path, "first")
+    first.report(LeadershipState.ABLE)
+
+    async def watched() -> list[bool]:
+        changes: list[bool] = []
+        first.watch(changes.append, interval_s=0.01)
+        await asyncio.sleep(0)  # the watch has begun
+        other = InstanceRegistry(tmp_path, "other")
+        other.report(LeadershipState.ABLE)
+        other.close()
+        return await eventually_async(lambda: changes)
+
+    assert asyncio.run(asyncio.wait_for(watched(), 60)) == [True]
+    first.close()
+
+
 def test_a_change_of_the_leader_is_known_while_the_disk_does_not_respond(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,14 +138,15 @@ def open_site() -> Iterator[Callable[[Site], str]]:
 
 
 class EndingSite(Site):
-    """Responds with the page once."""
+    """Responds until the script of the page was read: a browser may request the page again before that."""
 
-    requests = 0
+    has_ended = False
 
     def page(self, path: str, query: str) -> Page | None:
-        if path == "":
-            self.requests += 1
-        return super().page(path, query) if self.requests < 2 else None
+        if path == "" and self.has_ended:
+            return None
+        self.has_ended = self.has_ended or path == "page.js"
+        return super().page(path, query)
 
 
 def views(read: Callable[[], HostView] = lambda: HOST) -> tuple[LastKnown[HostView], LastKnown[ClusterView]]:

@@ -116,10 +116,11 @@ class InstanceRegistry:
     def watch(self, changed: Callable[[bool], None], interval_s: float = POLL_INTERVAL_S) -> None:
         """Call `changed` on the running loop with the value of `is_leader` whenever it changes.
 
-        Also if `is_leader` has returned the other value for a moment: who asked then waits for this call.
+        Also if it had the other value for a moment: who asked then waits for this call, and what the other agent has
+        written is to be replaced.
         """
         self._task = asyncio.get_running_loop().create_task(
-            self._watch(changed, self.is_leader(), interval_s), name="instances"
+            self._watch(changed, self.is_leader(), self._before_this(), interval_s), name="instances"
         )
 
     def close(self) -> None:
@@ -128,17 +129,21 @@ class InstanceRegistry:
             self._task.cancel()
         os.close(self._handle)
 
-    async def _watch(self, changed: Callable[[bool], None], known: bool, interval_s: float) -> None:
+    async def _watch(
+        self, changed: Callable[[bool], None], known: bool, known_before: set[tuple[int, int]], interval_s: float
+    ) -> None:
         while True:
             await asyncio.sleep(interval_s)
             answers, self._answers = self._answers, set()
             try:
-                now = self._leader() == self._order
+                now, before = self._leader() == self._order, self._before_this()
             except RetryableError as error:
                 log.warning("it is not known which agent leads", extra={"reason": str(error)})
                 self._answers |= answers
                 continue
-            if now != known or (not now) in answers:
+            has_led = now and not before <= known_before
+            known_before = before
+            if now != known or (not now) in answers or has_led:
                 known = now
                 log.info("this agent leads now" if now else "another agent leads now")
                 changed(now)
@@ -147,6 +152,20 @@ class InstanceRegistry:
         living = {order: state for order, _, path in self._places() if (state := _read_state(path)) is not None}
         living[self._order] = self._state
         return max(living, key=lambda order: (living[order], order))
+
+    def _before_this(self) -> set[tuple[int, int]]:
+        """Return the other agents that lead while they run, also ended ones: each with the time of its last change."""
+        found = set()
+        for order, _, path in self._places():
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise RetryableError(f"cannot be read: {error.strerror}", where=str(path)) from error
+            if order != self._order and (_state_of(status.st_size), order) > (self._state, self._order):
+                found.add((order, status.st_mtime_ns))
+        return found
 
     @contextmanager
     def _registering(self) -> Iterator[None]:
@@ -208,15 +227,14 @@ def _read_state(path: Path) -> LeadershipState | None:
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        size = os.fstat(handle).st_size
-        return (
-            LeadershipState(size)
-            if size in (LeadershipState.STOPPING, LeadershipState.UNABLE)
-            else LeadershipState.ABLE
-        )
+        return _state_of(os.fstat(handle).st_size)
     finally:
         os.close(handle)
     return None
+
+
+def _state_of(size: int) -> LeadershipState:
+    return LeadershipState(size) if size in (LeadershipState.STOPPING, LeadershipState.UNABLE) else LeadershipState.ABLE
 
 
 LOCK_FILE = "agent.lock"
