@@ -107,6 +107,14 @@ def test_the_page_shows_a_scan_without_an_agent(ui: Callable[..., Ui]) -> None:
     assert page.log.read_text() == page.url + "\n"
 
 
+def test_a_second_signal_does_not_keep_it_from_ending(ui: Callable[..., Ui]) -> None:
+    """As from `timeout`, which passes a signal on and sends it to its process group too."""
+    page = ui("--simulate", "vm-1gpu")
+    for _ in range(200):
+        page.process.send_signal(signal.SIGTERM)
+    assert page.process.wait(DEADLINE_S) == 0
+
+
 def test_a_used_port_is_named(ui: Callable[..., Ui], state: Path, tmp_path: Path) -> None:
     port = ui("--simulate", "vm-1gpu").url.split(":")[2].split("/")[0]
     result = preloaded.run(["ui", "--port", port, "--state-dir", str(state)], env=dict(os.environ), cwd=tmp_path)

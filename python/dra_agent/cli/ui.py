@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve the page until the command is interrupted or terminated."""
+    import os
     import signal
-    import threading
-    from contextlib import closing
+    from contextlib import closing, suppress
 
     from dra_agent.cli.connection import has_cluster
     from dra_agent.cli.ui_cluster import read_cluster_view
@@ -53,15 +53,22 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.page.server import PageServer
     from dra_agent.page.site import Site
 
-    stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
+    # A pipe, because a handler runs on the thread that waits: the lock of an Event would wait for itself.
+    terminated, terminate = os.pipe()
+    os.set_blocking(terminate, False)
+
+    def on_signal(number: int, frame: object) -> None:
+        with suppress(BlockingIOError):
+            os.write(terminate, b"\0")
+
+    signal.signal(signal.SIGTERM, on_signal)
     cluster = LastKnown(lambda: read_cluster_view(args), interval_s=CLUSTER_INTERVAL_S) if has_cluster(args) else None
     with closing(HostReader(args)) as reader:
         host = LastKnown(reader.read, interval_s=HOST_INTERVAL_S)
         with closing(PageServer(Site(host, cluster), args.port)) as server:
             server.start()
             print(server.url, flush=True)
-            stopped.wait()
+            os.read(terminated, 1)
     return 0
 
 
