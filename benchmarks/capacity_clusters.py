@@ -103,13 +103,15 @@ class Workload:
 
 def slices_of_kinds(folder: Path) -> list[list[Object]]:
     """Ask the agent for the slices of every kind; the files of the configuration are written to the folder."""
-    found = []
-    for number, kind in enumerate(KINDS):
-        config = folder / f"kind-{number}.toml"
-        config.write_text(kind.config)
-        command = [str(AGENT), "slices", f"--simulate={kind.profile}", f"--config={config}", "--node-name", PLACEHOLDER]
-        done = subprocess.run([*command, "-o", "json"], capture_output=True, check=True)
-        found.append(json.loads(done.stdout)["items"])
+    return [slices_of_kind(kind, folder / f"kind-{number}.toml") for number, kind in enumerate(KINDS)]
+
+
+def slices_of_kind(kind: Kind, config: Path) -> list[Object]:
+    """Ask the agent for the slices of one kind, on node PLACEHOLDER; its configuration is written to the file."""
+    config.write_text(kind.config)
+    command = [str(AGENT), "slices", f"--simulate={kind.profile}", f"--config={config}", "--node-name", PLACEHOLDER]
+    done = subprocess.run([*command, "-o", "json"], capture_output=True, check=True)
+    found: list[Object] = json.loads(done.stdout)["items"]
     return found
 
 

@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from drivers import AGENT, binaries
+from capacity_clusters import PLACEHOLDER, Kind, slices_of_kind
+from drivers import binaries
 from drivers_claims import GROUP, NAMESPACE, make_namespace, make_node
 from fleet_counts import usage
 from fleet_plane import API_SERVER, FleetPlane
@@ -27,12 +26,9 @@ from results_table import publish
 from run_directory import run_directory
 from slices_scheduler import allocate, make_class, make_pods, make_ready, scheduling, stop
 
-Object = dict[str, Any]
 PROFILE = "dgx-h100"
 DRIVER = "dra-agent.internal"
 ATTRIBUTES = f'device.attributes["{DRIVER}"]'
-PLACEHOLDER = "node-of-the-volume"
-"""The node in the slices that the agent prints; it is replaced by each name of a node."""
 MIB = 1 << 20
 LISTS = 3
 MIG = f"""\
@@ -105,7 +101,7 @@ def main() -> None:
 def measure_form(form: Form, nodes: int, pods: int, programs: Path, folder: Path) -> Volume:
     """Run a control plane with the nodes of one form, and schedule the pods."""
     folder.mkdir()
-    template = slices_of(form, folder)
+    template = json.dumps(slices_of_kind(Kind(PROFILE, form.config), folder / "agent.toml"))
     plane = FleetPlane(programs, folder / "plane")
     try:
         make_namespace(plane)
@@ -140,15 +136,6 @@ def measure_form(form: Form, nodes: int, pods: int, programs: Path, folder: Path
         )
     finally:
         plane.close()
-
-
-def slices_of(form: Form, folder: Path) -> str:
-    """Return the slices that the agent publishes for one node, as JSON."""
-    config = folder / "agent.toml"
-    config.write_text(form.config)
-    command = [str(AGENT), "slices", f"--simulate={PROFILE}", f"--config={config}", f"--node-name={PLACEHOLDER}"]
-    done = subprocess.run([*command, "--output=json"], capture_output=True, check=True)
-    return json.dumps(json.loads(done.stdout)["items"])
 
 
 def measures_of(volumes: list[Volume], nodes: int, pods: int) -> list[Measure]:
