@@ -130,7 +130,11 @@ SINCE = {
     "test_a_quota_counts_extended_resources_and_claims_together": "1.35",
     "test_extended_resource_exists_for_any_class": "1.35",
     "test_extended_resource_without_free_devices_is_named": "1.35",
+    "test_a_job_that_was_written_for_a_device_plugin": "1.35",
+    "test_claims_with_device_plugin": "1.35",
+    "test_extended_resource_of_dra_is_not_a_device_plugin": "1.35",
     "test_reclaim_policies": "1.35",
+    "test_reclaim_killed": "1.35",
     # Before, kube-scheduler had no preference for nodes of an earlier alternative.
     "test_first_available_alternative_is_allocated": "1.35",
     # The control plane of this benchmark has the default gates.

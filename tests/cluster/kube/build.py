@@ -83,6 +83,14 @@ def runtime_config() -> dict[str, bool]:
     return {"resource.k8s.io/v1alpha3": True} if gates() and kubernetes_version().startswith("1.34.") else {}
 
 
+def releases_extended_resources() -> bool:
+    """Return whether the devices of a pod with an extended resource are free after the pod.
+
+    Kubernetes 1.34 never releases its claim: the claim stays reserved for the pod that was deleted.
+    """
+    return not kubernetes_version().startswith("1.34.")
+
+
 def kubernetes_version() -> str:
     """Return the version of Kubernetes of this run: `1.37.1`."""
     return _kubernetes().version().removeprefix("v")
