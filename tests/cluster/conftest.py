@@ -135,6 +135,16 @@ SINCE = {
     "test_extended_resource_of_dra_is_not_a_device_plugin": "1.35",
     "test_reclaim_policies": "1.35",
     "test_reclaim_killed": "1.35",
+    # Kubernetes 1.34 evicts pods whose claims tolerate the taint, because the allocation has no tolerations
+    # (https://github.com/kubernetes/kubernetes/issues/134434).
+    "test_toleration_of_a_reclaim": "1.35",
+    "test_a_cancelled_notice_evicts_no_pod_with_a_toleration": "1.35",
+    "test_a_new_claim_is_not_prepared_on_a_reclaimed_host": "1.35",
+    "test_fatal_xid_evicts_the_pod_also_over_an_agent_restart": "1.35",
+    "test_reclaim_apiserver_down": "1.35",
+    "test_reclaim_grace": "1.35",
+    "test_reclaim_notice_file": "1.35",
+    "test_reclaim_stopped": "1.35",
     # Before, kube-scheduler had no preference for nodes of an earlier alternative.
     "test_first_available_alternative_is_allocated": "1.35",
     # The control plane of this benchmark has the default gates.

@@ -160,7 +160,7 @@ def test_admin_access(agents: Agents, namespace: Namespace, apply: Apply) -> Non
     assert all(result["adminAccess"] for result in results)
 
 
-def test_reclaim(agents: Agents, namespace: Namespace, apply: Apply) -> None:
+def test_toleration_of_a_reclaim(agents: Agents, namespace: Namespace, apply: Apply) -> None:
     apply("reclaim.yaml")
     namespace.running("checkpoint")
     (result,) = namespace.results(namespace.claim_of("checkpoint", "gpu"))

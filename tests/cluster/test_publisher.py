@@ -28,7 +28,7 @@ from publish.node import DRIVER, NODE, device, devices, partitioned, tainted, wa
 
 CERTIFICATE_LIFETIME_S = 20
 """Lifetime of a certificate that expires while in use; a busy machine must publish within it."""
-GATES = ("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
+GATES = ("DRAPartitionableDevices", "DRAConsumableCapacity")
 
 
 @contextmanager
@@ -63,9 +63,7 @@ def plane() -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="module")
 def plane_without_gates() -> Iterator[ControlPlane]:
-    # DRADeviceTaintRules requires DRADeviceTaints. Kubernetes 1.34 has one gate for both.
-    rules = {} if build.kubernetes_version().startswith("1.34.") else {"DRADeviceTaintRules": False}
-    with control_plane({**dict.fromkeys(GATES, False), **rules}) as created:
+    with control_plane({**dict.fromkeys(GATES, False), **build.without_taints()}) as created:
         yield created
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.conftest import apply_classes
+from cluster.kube import build
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import NODES, PODS
 from cluster.kube.cluster import Cluster, running
@@ -30,7 +31,6 @@ from cluster.kube.process import until
 from cluster.kube.workload import Namespace, cordon, request
 from dra_agent.reclaim.control import Cancel, send_request
 
-GATES = {"DRADeviceTaints": False, "DRADeviceTaintRules": False}
 PERMISSIONS = ("podEviction=evict", "cordon=true")
 OF_TEMPLATE = {"name": "devices", "resourceClaimTemplateName": "one-gpu"}
 APP = "serve"
@@ -39,7 +39,7 @@ APP = "serve"
 @pytest.fixture(scope="module")
 def cluster_without_taints() -> Iterator[Cluster]:
     """A separate cluster: gates are set when the API server starts."""
-    with running(gates=GATES) as cluster:
+    with running(gates=build.without_taints()) as cluster:
         apply_classes(cluster)
         yield cluster
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cluster.kube import build
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import NODES, SLICES, ApiStatusError, Object
 from cluster.kube.cluster import Cluster, running
@@ -135,7 +136,7 @@ def test_208_devices_use_the_minimum_number_of_slices(
 def test_agent_works_with_a_feature_gate_off() -> None:
     # A separate cluster, because gates are set when the API server starts. Taints are the most important gate: without
     # them unallocatable devices cannot be marked.
-    with running(nodes=("node-a",), gates={"DRADeviceTaints": False, "DRADeviceTaintRules": False}) as cluster:
+    with running(nodes=("node-a",), gates=build.without_taints()) as cluster:
         node = cluster.node("node-a")
         agent = Agent(node, "dgx-h100", cluster.identity().kubeconfig("node-a"))
         try:

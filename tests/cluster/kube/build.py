@@ -75,6 +75,15 @@ def gates() -> dict[str, bool]:
     return dict.fromkeys(GATES_SINCE_1_36, True) if os.environ.get(GATES) == "on" else {}
 
 
+def without_taints() -> dict[str, bool]:
+    """Return the gates of a cluster without taints of devices.
+
+    DRADeviceTaintRules requires DRADeviceTaints. Kubernetes 1.34 has one gate for both.
+    """
+    has_rules = not kubernetes_version().startswith("1.34.")
+    return dict.fromkeys(("DRADeviceTaints", "DRADeviceTaintRules") if has_rules else ("DRADeviceTaints",), False)
+
+
 def runtime_config() -> dict[str, bool]:
     """Return the groups of the API that the gates of this run need: with 1.34, kube-scheduler watches DeviceTaintRules.
 
