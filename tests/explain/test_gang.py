@@ -369,6 +369,88 @@ def test_a_workload_that_has_ended_waits_for_nothing(explain: Run, asked: Json, 
     assert code == 1 and answer["members"] == 4
 
 
+LABELS = {"a": "b"}
+
+
+def existing(name: str, labels: Json, phase: str = "Running") -> list[Json]:
+    """Return a pod of the cluster that has, or had, device d0 of node n1."""
+    entry = {"name": "one", "resourceClaimTemplateName": "one"}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "uid": name, "labels": labels},
+        "spec": {"containers": [{"name": "c"}], "resourceClaims": [entry], "nodeName": "n1"},
+        "status": {"phase": phase, "resourceClaimStatuses": [{"name": "one", "resourceClaimName": "held"}]},
+    }
+    held = {"apiVersion": API, "kind": "ResourceClaim", **allocated_claim("held", {"pool": "n1", "device": "d0"})}
+    return [pod, held] if phase == "Running" else [pod]
+
+
+def of_kind(version: str, kind: str, spec: Json, status: Json, **metadata: Any) -> Json:
+    return {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {"name": "w", "namespace": "default", **metadata},
+        "spec": spec,
+        "status": status,
+    }
+
+
+ONE_JOB = {"parallelism": 1, "completions": 1, "template": pod_template("one")}
+EXPRESSIONS = {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]}
+OF_JOB_SET = {"jobset.sigs.k8s.io/jobset-name": "w", "jobset.sigs.k8s.io/replicatedjob-name": "r"}
+
+
+@pytest.mark.parametrize(
+    ("workload", "labels"),
+    [
+        (
+            of_kind(
+                "batch/v1",
+                "Job",
+                {"parallelism": 3, "selector": {"matchLabels": LABELS}, "template": pod_template("one")},
+                {"succeeded": 1, "active": 1},
+            ),
+            LABELS,
+        ),
+        (
+            of_kind(
+                "jobset.x-k8s.io/v1alpha2",
+                "JobSet",
+                {"replicatedJobs": [{"name": "r", "replicas": 2, "template": {"spec": ONE_JOB}}]},
+                {"replicatedJobsStatus": [{"name": "r", "succeeded": 1, "active": 1}]},
+            ),
+            OF_JOB_SET,
+        ),
+        (
+            of_kind(
+                "kueue.x-k8s.io/v1beta2",
+                "Workload",
+                {"podSets": [{"name": "main", "count": 2, "template": pod_template("one")}]},
+                {"reclaimablePods": [{"name": "main", "count": 1}]},
+                ownerReferences=[{"kind": "Job", "name": "train"}],
+            ),
+            {"batch.kubernetes.io/job-name": "train"},
+        ),
+    ],
+    ids=lambda one: str(one.get("kind", "")),
+)
+def test_pods_that_have_ended_are_not_created_again(explain: Run, workload: Json, labels: Json) -> None:
+    cluster = [slices("n1", "A"), workload, *existing("run", labels), *existing("done", labels, "Succeeded")]
+    code, answer = explain(cluster, f"{workload['kind'].lower()}/w")
+    assert code == 0 and (answer["members"], answer["running"]) == (1, 1)
+    assert answer["summary"] == "no pod waits for a node; 1 has one"
+
+
+def test_pods_are_found_by_the_expressions_of_a_selector(explain: Run) -> None:
+    spec = {"replicas": 1, "selector": EXPRESSIONS, "template": pod_template("one")}
+    workload = of_kind("apps/v1", "Deployment", spec, {})
+    others = existing("other", {"a": "c"}, "Pending")
+    code, answer = explain([slices("n1", "A"), workload, *existing("run", LABELS), *others], "deployment/w")
+    assert code == 0 and (answer["members"], answer["running"]) == (1, 1)
+    assert not any("is not known" in note for note in answer["notes"] if "pods" in note)
+
+
 def test_a_job_that_names_a_pod_group_needs_what_the_group_needs(explain: Run) -> None:
     body = job("train", 3, "one", schedulingGroup={"podGroupName": "ring"})
     assert explain([slices("n1", "AA")], body, group(2))[0] == 0

@@ -35,7 +35,7 @@ def gang_of_object(snapshot: Snapshot, kind: str, value: Object) -> Gang:
     gang.notes += notes_of(kind, value)
     if kind == WORKLOAD:
         _add_admission(gang, snapshot, value)
-    if not end and not all(one.labels for one in sets):
+    if not end and not all(one.finds_pods for one in sets):
         gang.notes.append("which pods it has already is not known; it is evaluated as if it had none")
     return gang
 

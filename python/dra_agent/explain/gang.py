@@ -142,7 +142,7 @@ def gang_of_workload(
     of_pods = set[str]()
     for one in sets:
         label = one.name or base
-        own = [pod for pod in pods if one.labels and _has_labels(pod, one) and _is_alive(pod)]
+        own = [pod for pod in pods if one.selects(pod) and _is_alive(pod)]
         waiting = sorted((pod for pod in own if not _node_of(pod)), key=_schedule_order)
         running += [(label, pod) for pod in own if _node_of(pod)]
         of_pods |= {group_name(pod) for pod in own}
@@ -307,11 +307,6 @@ def _node_of(pod: Object) -> str | None:
 def _is_alive(pod: Object) -> bool:
     phase = (pod.get("status") or {}).get("phase")
     return not pod["metadata"].get("deletionTimestamp") and phase not in _ENDED
-
-
-def _has_labels(pod: Object, one: PodSet) -> bool:
-    labels = pod["metadata"].get("labels") or {}
-    return all(labels.get(key) == value for key, value in one.labels.items())
 
 
 def _schedule_order(pod: Object) -> tuple[int, str, str]:

@@ -6,10 +6,13 @@ k8s.io/component-helpers/scheduling/corev1.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 Object = Mapping[str, Any]
+_INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
+_INT_64 = range(-(1 << 63), 1 << 63)
 _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 
 
@@ -37,6 +40,11 @@ def scheduling_blockers(pod: Object, node: Object) -> list[str]:
 def matches(selector: Object, name: str, labels: Mapping[str, str]) -> bool:
     """Return whether a NodeSelector matches a node: any of its terms, with all expressions of that term."""
     return any(_term(term, name, labels) for term in selector.get("nodeSelectorTerms") or ())
+
+
+def matches_labels(expressions: Iterable[Object], labels: Mapping[str, str]) -> bool:
+    """Return whether labels match all expressions of a label selector."""
+    return all(_matches(one, labels) for one in expressions)
 
 
 def untolerated(tolerations: Iterable[Object], spec: Object) -> list[tuple[str, Object]]:
@@ -103,8 +111,9 @@ def _matches(expression: Object, values: Mapping[str, str]) -> bool:
 
 
 def _compared(value: str, operator: str, operands: list[str]) -> bool:
-    try:
-        (limit,) = (int(one) for one in operands)
-        return int(value) > limit if operator == "Gt" else int(value) < limit
-    except ValueError:
+    """Compare integers as strconv.ParseInt reads them, in decimal form and of 64 bits; False if one is another text."""
+    numbers = [int(one) for one in (value, *operands) if _INTEGER.fullmatch(str(one))]
+    if len(operands) != 1 or len(numbers) != 2 or not all(one in _INT_64 for one in numbers):
         return False
+    actual, limit = numbers
+    return actual > limit if operator == "Gt" else actual < limit

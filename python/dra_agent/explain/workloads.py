@@ -6,11 +6,12 @@ Sources: k8s.io/api (apps/v1, batch/v1, scheduling/v1beta1) at v0.37; kubernetes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dra_agent.api_object import Object
 from dra_agent.errors import UsageError
+from dra_agent.explain.placement import matches_labels
 
 REPLICATED = {"Deployment": "replicas", "ReplicaSet": "replicas", "StatefulSet": "replicas", "Job": "parallelism"}
 """Kinds with one pod template, and the field with the number of pods that run together."""
@@ -41,7 +42,23 @@ class PodSet:
     count: int
     """The pods that run together."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """The labels by which the pods that exist are found; empty if they are not known."""
+    """The labels by which the pods that exist are found."""
+    expressions: Sequence[Object] = ()
+    """The expressions of its label selector, which these pods match too. Without labels, too, they are not known."""
+
+    @property
+    def finds_pods(self) -> bool:
+        """Whether the pods that exist are known."""
+        return bool(self.labels or self.expressions)
+
+    def selects(self, pod: Object) -> bool:
+        """Return whether an existing pod is one of these."""
+        labels = pod["metadata"].get("labels") or {}
+        return (
+            self.finds_pods
+            and all(labels.get(key) == value for key, value in self.labels.items())
+            and matches_labels(self.expressions, labels)
+        )
 
 
 def check_group(kind: str, value: Object, where: str | None = None) -> None:
@@ -62,8 +79,9 @@ def pod_sets(kind: str, value: Object) -> list[PodSet]:
     if kind == WORKLOAD:
         return _of_kueue(value)
     subject = f"{kind} {value['metadata']['name']}"
-    labels = ((value.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
-    return [PodSet("", *_template_of(subject, kind, value), labels)]
+    selector = (value.get("spec") or {}).get("selector") or {}
+    labels, expressions = selector.get("matchLabels") or {}, selector.get("matchExpressions") or ()
+    return [PodSet("", *_template_of(subject, kind, value), labels, expressions)]
 
 
 def end_of(kind: str, value: Object) -> str | None:
@@ -99,21 +117,29 @@ def _template_of(subject: str, kind: str, value: Object) -> tuple[Object, int]:
     if not isinstance(template, dict):
         raise UsageError(f"{subject} has no pod template")
     replicas = _number(subject, spec, REPLICATED[kind])
-    if kind == "Job" and spec.get("completions") is not None:
-        # A Job starts no more pods than have to complete.
+    if kind == "Job":
         status = value.get("status") or {}
-        done = _number(subject, status, "succeeded") if status.get("succeeded") is not None else 0
-        replicas = min(replicas, max(0, _number(subject, spec, "completions") - done))
+        done = _number_or_none(subject, status, "succeeded")
+        if spec.get("completions") is not None:
+            # A Job starts no more pods than have to complete.
+            replicas = min(replicas, max(0, _number(subject, spec, "completions") - done))
+        elif done:
+            # Without completions, it starts no more pods after the first success (batch/v1 JobSpec).
+            replicas = min(replicas, _number_or_none(subject, status, "active"))
     return template, replicas
 
 
 def _of_job_set(value: Object) -> list[PodSet]:
     name = value["metadata"]["name"]
+    states = (value.get("status") or {}).get("replicatedJobsStatus") or ()
     found = []
     for entry in (value.get("spec") or {}).get("replicatedJobs") or ():
         job = " ".join(filter(None, ("Job", entry.get("name"), f"of {JOB_SET} {name}")))
         template, pods = _template_of(job, "Job", entry.get("template") or {})
-        count = pods * _number(f"the {job}", entry, "replicas")
+        # Jobs that have ended create no more pods.
+        state: Object = next((one for one in states if one.get("name") == entry.get("name")), {})
+        ended = sum(_number_or_none(f"the {job}", state, key) for key in ("succeeded", "failed"))
+        count = pods * max(0, _number(f"the {job}", entry, "replicas") - ended)
         labels = {_JOB_SET_NAME: name, _REPLICATED_JOB_NAME: entry.get("name") or ""}
         found.append(PodSet(entry.get("name") or "", template, count, labels))
     return found
@@ -125,6 +151,7 @@ def _of_kueue(value: Object) -> list[PodSet]:
         str(owner.get("kind")): str(owner.get("name")) for owner in value["metadata"].get("ownerReferences") or ()
     }
     sets = (value.get("spec") or {}).get("podSets") or ()
+    reclaimable = (value.get("status") or {}).get("reclaimablePods") or ()
     found = []
     for entry in sets:
         own = entry.get("name") or DEFAULT_POD_SET
@@ -137,8 +164,15 @@ def _of_kueue(value: Object) -> list[PodSet]:
             labels = {_JOB_SET_NAME: owners[JOB_SET], _REPLICATED_JOB_NAME: own}
         elif len(sets) == 1:
             labels = {_JOB_NAME: owners["Job"]} if "Job" in owners else {_KUEUE_GROUP_NAME: name}
-        found.append(PodSet(own if len(sets) > 1 else "", template, _number(subject, entry, "count"), labels))
+        # Pods that have ended and will not be created again.
+        ended: Object = next((one for one in reclaimable if one.get("name") == own), {})
+        count = max(0, _number(subject, entry, "count") - _number_or_none(subject, ended, "count"))
+        found.append(PodSet(own if len(sets) > 1 else "", template, count, labels))
     return found
+
+
+def _number_or_none(subject: str, holder: Object, field: str) -> int:
+    return 0 if holder.get(field) is None else _number(subject, holder, field)
 
 
 def _number(subject: str, holder: Object, field: str) -> int:
