@@ -9,7 +9,7 @@ from typing import Any
 import msgspec.yaml
 import pytest
 
-from allocator.cases import allocated_claim, claim, device, make_query, make_request, model, slice_of
+from allocator.cases import DRIVER, allocated_claim, claim, device, make_query, make_request, model, slice_of
 from dra_agent.cli import connection
 from dra_agent.cli.main import main
 
@@ -194,3 +194,19 @@ def test_an_empty_list_of_slices_is_reported(
         assert capsys.readouterr().out.startswith("does not fit: no ResourceSlices are published")
     (in_directory / "slices.yaml").write_text("")
     assert main(arguments) == 2
+
+
+def test_a_text_of_a_driver_begins_no_line(in_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The API permits every character in values of attributes, and expressions of several lines."""
+    devices = [device(name, {"rack": f"{name}\nfits on node n1"}) for name in ("a", "b")]
+    asked = claim(
+        make_request(count=2, expression=f'device.driver == "{DRIVER}" &&\nfalse'),
+        constraints=[{"requests": ["main"], "matchAttribute": f"{DRIVER}/rack"}],
+    )
+    for claims in ([asked], [{**asked, "spec": {"devices": {**asked["spec"]["devices"], "requests": [PLAIN]}}}]):
+        assert main(write(in_directory, make_query([slice_of(*devices)], claims))) == 1
+        text = capsys.readouterr().out
+        assert "\\nf" in text and not any(line.startswith(("fits on", "false")) for line in text.splitlines())
+
+
+PLAIN = make_request(count=2)

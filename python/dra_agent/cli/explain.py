@@ -11,6 +11,7 @@ from dra_agent.api_object import allocation_of, full_name
 from dra_agent.cli.flags import add_dump_flag, add_filename_flags, add_namespace_flags, add_timeout_flag
 from dra_agent.cli.output import add_output_flag
 from dra_agent.cli.parser import examples
+from dra_agent.printable import printable
 
 if TYPE_CHECKING:
     from dra_agent.manifests import LoadedObject
@@ -204,7 +205,7 @@ def _print(explanation: dict[str, Any], *, everything: bool) -> None:
     if prints_names():
         print_allocated(explanation)
         return
-    print(explanation["summary"])
+    print(printable(explanation["summary"], line=True))
     print_details(explanation, everything=everything)
 
 
@@ -216,20 +217,21 @@ def print_allocated(explanation: dict[str, Any]) -> None:
         for request in claim["requests"]:
             for device in request["devices"]:
                 if device["allocated"]:
-                    print(device["device"])
+                    print(printable(device["device"], line=True))
 
 
 def print_details(explanation: dict[str, Any], *, everything: bool) -> None:
     """Print why devices of one node are not allocated, by reason, with `everything` device by device."""
     for pool in explanation["pools"]:
         if pool["problem"]:
-            print(f"pool {pool['driver']}/{pool['pool']}: {pool['problem']}")
+            print(printable(f"pool {pool['driver']}/{pool['pool']}: {pool['problem']}", line=True))
     for claim in explanation["claims"]:
-        print(f"\nclaim {claim['claim']}: {claim['summary']}")
+        print("\n" + printable(f"claim {claim['claim']}: {claim['summary']}", line=True))
         for constraint in claim["constraints"]:
-            print(_constraint(constraint))
+            print(printable(_constraint(constraint), line=True))
         for request in claim["requests"]:
-            print(f"\nrequest {request['request']} ({_describe_request(request)}): {request['summary']}")
+            described = f"request {request['request']} ({_describe_request(request)}): {request['summary']}"
+            print("\n" + printable(described, line=True))
             devices = request["devices"]
             # If no device is of the class, the reason is the answer.
             shown = [device for device in devices if everything or not _of_another_class(device)] or devices
@@ -284,5 +286,5 @@ def _constraint(constraint: dict[str, Any]) -> str:
 
 def _row(device: dict[str, Any]) -> tuple[str, str, str, str]:
     verdict = "allocated" if device["allocated"] else "free" if device["accepted"] else "rejected"
-    why = "\n".join(rejection["message"] for rejection in device["rejections"])
+    why = "\n".join(printable(rejection["message"], line=True) for rejection in device["rejections"])
     return device["device"], device["pool"], verdict, why

@@ -61,7 +61,7 @@ def _print(result: dict[str, Any], *, everything: bool, node: str | None) -> Non
     if prints_names():
         for entry in result["nodes"]:
             if entry["fits"] and not entry["obstacles"]:
-                print(entry["node"])
+                print(printable(entry["node"], line=True))
         return
     kind = "pod" if "pod" in result else "claim"
     print(printable(f"{kind} {result[kind]}: {result['summary']}", line=True))
@@ -81,7 +81,7 @@ def _print(result: dict[str, Any], *, everything: bool, node: str | None) -> Non
     if chosen is not None and (node is not None or not chosen["fits"]):
         from dra_agent.cli.explain import print_details
 
-        print(f"\nnode {chosen['node']}:")
+        print("\n" + printable(f"node {chosen['node']}:", line=True))
         print_details(chosen["explanation"], everything=everything)
         if others := len(result["nodes"]) - 1:
             print(f"\n--node NAME shows another of {others + 1} nodes")
@@ -97,7 +97,8 @@ def _pod(pod: dict[str, Any]) -> str:
         text += f", being deleted since {pod['deleting']}"
     if pod["scheduler"]:
         text += f"; scheduler: {pod['scheduler']}"
-    return "\n".join([text, *(printable(f"  container waits: {reason}", line=True) for reason in pod["waiting"])])
+    lines = [text, *(f"  container waits: {reason}" for reason in pod["waiting"])]
+    return "\n".join(printable(line, line=True) for line in lines)
 
 
 def _print_nodes(nodes: list[dict[str, Any]]) -> None:

@@ -52,7 +52,7 @@ class Rows:
         listed = list(rows)
         if prints_names():
             for name in dict.fromkeys(self._named(row) if self._named is not None else row[0] for row in listed):
-                print(name)
+                print(printable(str(name), line=True))
             return
         if not listed and self._empty is not None:
             if self._widths is None and self._empty:
