@@ -369,6 +369,29 @@ def test_a_broken_dump_has_a_clear_message(command: Command, broken: Json) -> No
         assert code in (0, 1, 2) and (code == 0 or error), (code, error)
 
 
+def test_objects_that_several_files_have_are_counted_once(command: Command) -> None:
+    gpus = {**CLASS, "spec": {"extendedResourceName": "example.com/gpu"}}
+    limits = {"containers": [{"name": "c", "resources": {"limits": {"example.com/gpu": "1"}}}]}
+    new = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "new"}, "spec": limits}
+    running = {**new, "metadata": {"name": "old"}, "spec": {**limits, "nodeName": "n1"}, "status": {"phase": "Running"}}
+    served = {**node("n1"), "status": {"allocatable": {"example.com/gpu": "3"}}}
+    write([gpus, served, running, slices("n1", 1)], "one.json")
+    write([running, slices("n1", 1)], "two.json")
+    Path("pod.json").write_text(json.dumps(new))
+    code, text, _ = command("-f", "pod.json", "--from", "one.json", "two.json", "-o", "json")
+    assert code == 0 and counts(text) == {"n1": 2}
+    write([slices("n1", 2)], "three.json")
+    code, text, error = command("-f", "pod.json", "--from", "one.json", "three.json")
+    assert (code, text) == (2, "")
+    assert "three.json:1: ResourceSlice n1 is another one than in one.json:1; give the objects of one" in error
+
+
+def test_a_name_is_one_line(command: Command) -> None:
+    """Files can have what no API server permits, and scripts read names by lines."""
+    write([CLASS, TEMPLATE, POD, slices("a\nb", 1)], "odd.json")
+    assert command("pod/train", "--from", "odd.json", "-o", "name")[:2] == (0, "a\\nb\n")
+
+
 def test_files_and_objects_are_not_given_at_once(command: Command) -> None:
     assert command("--from", "cluster.json")[0] == 2
     assert command("pod/train", "-f", "cluster.json", "--from", "cluster.json")[0] == 2
@@ -394,6 +417,35 @@ def test_pools_of_added_nodes_have_distinct_names(tmp_path: Path, node_name: str
     added, _ = node_source(argparse.Namespace())(str(file), ["added-1", "added-2"])
     assert [entry["spec"]["pool"]["name"] for entry in added] == copies
     assert [entry["spec"]["nodeName"] for entry in added] == ["added-1", "added-2"]
+
+
+def test_a_node_can_have_the_devices_of_several_drivers(command: Command) -> None:
+    other = slices("n1", 1)
+    other["spec"] = {**other["spec"], "driver": "other.example.com"}
+    write([slices("n1", 5)], "first.json")
+    write([other], "other.json")
+    changes = ("--if", "replace=n1:first.json", "--if", "replace=n1:other.json")
+    code, text, error = command("pod/train", "--from", "cluster.json", *changes, "-o", "json")
+    assert (code, error) == (0, "") and counts(text)["n1"] == 5
+
+
+def test_a_node_that_is_replaced_by_its_own_slices_keeps_its_pools(command: Command) -> None:
+    """Names of pools are free: claims hold devices of a pool whose name has not that of the node."""
+    own = slices("n1", 4)
+    own["spec"] = {**own["spec"], "pool": {**own["spec"]["pool"], "name": "cards"}}
+    held = {**HELD, **allocated_claim("held", {"pool": "cards", "device": "d0"})}
+    objects = [CLASS, TEMPLATE, POD, own, {"apiVersion": API, "kind": "ResourceClaim", **held}]
+    write(objects, "one.json")
+    write([own], "n1.json")
+    code, text, _ = command("pod/train", "--from", "one.json", "--if", "replace=n1:n1.json", "-o", "json")
+    assert code == 0 and counts(text) == {"n1": 3}
+    assert not any("would not have" in note for note in json.loads(text)["notes"])
+
+
+def test_a_node_that_only_slices_name_is_not_added_again(command: Command) -> None:
+    write([CLASS, TEMPLATE, POD, slices("added-1", 2)], "one.json")
+    code, text, error = command("pod/train", "--from", "one.json", "--if", "add=1:one.json")
+    assert (code, text) == (2, "") and "there is a node added-1 already" in error
 
 
 def test_added_nodes_have_the_taints_of_the_node_of_the_file(command: Command) -> None:

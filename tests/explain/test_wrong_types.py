@@ -48,7 +48,12 @@ NODE: Json = {
     "spec": {"unschedulable": False, "taints": [{"key": "t", "value": "v", "effect": "NoSchedule"}]},
     "status": {"declaredFeatures": ["DRAOptionalNodeOperations"]},
 }
-TERMS = [{"matchExpressions": [{"key": "name", "operator": "In", "values": ["n1"]}]}]
+TERMS = [
+    {"matchExpressions": [{"key": "name", "operator": "In", "values": ["n1"]}]},
+    {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]},
+    {"matchExpressions": [{"key": "rank", "operator": "Gt", "values": ["3"]}]},
+]
+CONDITIONS = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "none"}]
 POD: Json = {
     "apiVersion": "v1",
     "kind": "Pod",
@@ -61,10 +66,16 @@ POD: Json = {
             "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": TERMS}},
         },
         "nodeName": "",
+        "schedulingGates": [],
         "schedulingGroup": {"podGroupName": "g"},
         "resourceClaims": [{"name": "own", "resourceClaimTemplateName": "one"}],
     },
-    "status": {"resourceClaimStatuses": [{"name": "own", "resourceClaimName": "train-own"}]},
+    "status": {
+        "phase": "Pending",
+        "conditions": CONDITIONS,
+        "containerStatuses": [{"state": {"waiting": {"reason": "r", "message": "m"}}}],
+        "resourceClaimStatuses": [{"name": "own", "resourceClaimName": "train-own"}],
+    },
 }
 TEMPLATE: Json = {
     "apiVersion": API,
@@ -72,7 +83,65 @@ TEMPLATE: Json = {
     "metadata": {"name": "one", "namespace": "default"},
     "spec": {"spec": claim(make_request())["spec"]},
 }
-CLASS: Json = {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
+CLASS: Json = {
+    "apiVersion": API,
+    "kind": "DeviceClass",
+    "metadata": {"name": "any"},
+    "spec": {"extendedResourceName": "example.com/x"},
+}
+OWN: Json = {
+    "apiVersion": API,
+    "kind": "ResourceClaim",
+    "metadata": {
+        "name": "train-own",
+        "namespace": "default",
+        "deletionTimestamp": "2026-11-28T20:00:00Z",
+        "finalizers": ["resource.kubernetes.io/delete-protection"],
+    },
+    "spec": claim(make_request())["spec"],
+    "status": {
+        "allocation": {
+            "nodeSelector": {"nodeSelectorTerms": TERMS},
+            "devices": {
+                "results": [
+                    {
+                        "request": "main",
+                        "driver": "dra.example.com",
+                        "pool": "n1/gpu",
+                        "device": "gpu-0",
+                        "bindingConditions": ["ready"],
+                        "bindingFailureConditions": ["failed"],
+                    }
+                ]
+            },
+        },
+        "reservedFor": [{"resource": "pods", "name": "train", "uid": "u"}],
+        "devices": [
+            {
+                "driver": "dra.example.com",
+                "pool": "n1/gpu",
+                "device": "gpu-0",
+                "conditions": [{"type": "Ready", "status": "False", "reason": "r", "message": "m"}],
+            }
+        ],
+    },
+}
+QUOTA: Json = {
+    "apiVersion": "v1",
+    "kind": "ResourceQuota",
+    "metadata": {"name": "q", "namespace": "default"},
+    "spec": {"scopes": [], "scopeSelector": {"matchExpressions": [{"operator": "Exists"}]}},
+    "status": {"hard": {"any.deviceclass.resource.k8s.io/devices": "8"}, "used": {}},
+}
+RULE: Json = {
+    "apiVersion": API,
+    "kind": "DeviceTaintRule",
+    "metadata": {"name": "rule"},
+    "spec": {
+        "deviceSelector": {"driver": "dra.example.com"},
+        "taint": {"key": "k", "value": "v", "effect": "NoSchedule"},
+    },
+}
 CLUSTER = (CLASS, TEMPLATE, POD, NODE, SLICE)
 POD_TEMPLATE: Json = {"metadata": {"labels": {"a": "b"}}, "spec": POD["spec"]}
 METADATA: Json = {"name": "train", "namespace": "default"}
@@ -165,6 +234,32 @@ def test_a_dump_of_a_cluster(command: Command, changed: Json) -> None:
     for broken in variants(changed):
         write("broken.json", *(broken if one is changed else one for one in CLUSTER))
         command("capacity", "pod/train", "--from", "broken.json", "--if", "untaint=k")
+
+
+@pytest.mark.parametrize("changed", [CLASS, POD, OWN, QUOTA, RULE], ids=lambda one: str(one["kind"]))
+def test_objects_that_explain_reads_in_a_dump(command: Command, changed: Json) -> None:
+    others = [one for one in (*CLUSTER, OWN, QUOTA, RULE) if one is not changed]
+    for broken in variants(changed):
+        write("broken.json", *others, broken)
+        command("explain", "pod/train", "--from", "broken.json")
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({**POD, "spec": {**POD["spec"], "nodeSelector": {"rank": 1}}}, "Pod train: spec.nodeSelector.rank"),
+        ({**NODE, "metadata": {"name": "n1", "labels": {"rank": True}}}, "Node n1: metadata.labels.rank"),
+        (
+            {**RULE, "spec": {**RULE["spec"], "taint": {"key": 1, "effect": "NoSchedule"}}},
+            "DeviceTaintRule rule: spec.taint.key",
+        ),
+    ],
+    ids=["pod", "node", "rule"],
+)
+def test_a_number_in_the_place_of_text_is_named(command: Command, changed: Json, field: str) -> None:
+    """YAML has numbers and booleans where quotes are missing; kubectl refuses these objects."""
+    write("cluster.json", *(one for one in CLUSTER if one["kind"] != changed["kind"]), changed)
+    assert f"cluster.json:1: {field} is not a string" in command("explain", "pod/train", "--from", "cluster.json")
 
 
 @pytest.mark.parametrize("changed", [SLICE, NODE], ids=lambda one: str(one["kind"]))

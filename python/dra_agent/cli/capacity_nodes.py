@@ -100,10 +100,11 @@ def _renamed(entry: Object, index: int, node: str, name: str) -> Object:
     # A pool's name is unique in the cluster, so each copy needs another one. Only a whole part is the node: the name
     # of one node may be in that of another, or in the rest of the pool's name.
     new = "/".join(name if part == node else part for part in parts)
-    if node not in parts:
+    if node not in parts and node != name:
         new += f"-{name}"
     return {
         **entry,
-        "metadata": {"name": f"{name}-{index:05}"},
+        # Each of several changes can give a node the slices of another driver.
+        "metadata": {"name": f"{name}-{spec.get('driver')}-{index:05}"},
         "spec": {**spec, "nodeName": name, "pool": {**pool, "name": new}},
     }

@@ -167,7 +167,7 @@ def _without_claim(snapshot: Snapshot, change: Change) -> Snapshot:
 
 
 def _with_nodes(snapshot: Snapshot, change: Change, names: list[str], source: NodeSource) -> Snapshot:
-    existing = {node["metadata"]["name"] for node in snapshot.nodes or ()}
+    existing = _names(snapshot)
     if taken := existing.intersection(names):
         raise UsageError(f"there is a node {min(taken)} already", where=f"--if {change.text}")
     slices, of_kind = source(change.subject, names)
@@ -183,8 +183,7 @@ def _with_nodes(snapshot: Snapshot, change: Change, names: list[str], source: No
 def _with_other_devices(snapshot: Snapshot, change: Change, source: NodeSource) -> Snapshot:
     """Return a snapshot in which a node has the slices of a kind, in place of those of the same drivers."""
     name = str(change.node)
-    named = {_spec(entry).get("nodeName") for entry in snapshot.slices or ()}
-    if name not in named | {node["metadata"]["name"] for node in snapshot.nodes or ()}:
+    if name not in _names(snapshot):
         raise UsageError(f"there is no node {name}", where=f"--if {change.text}")
     slices, _ = source(change.subject, [name])
     drivers = {_spec(entry).get("driver") for entry in slices}
@@ -204,6 +203,12 @@ def _with_other_devices(snapshot: Snapshot, change: Change, source: NodeSource) 
         slices=[*filter(stays, snapshot.slices or ()), *slices],
         notes=[*snapshot.notes, *lost],
     )
+
+
+def _names(snapshot: Snapshot) -> set[str]:
+    """Return the nodes: those of Node objects, and those that slices name."""
+    named = {name for entry in snapshot.slices or () if (name := _spec(entry).get("nodeName"))}
+    return named | {node["metadata"]["name"] for node in snapshot.nodes or ()}
 
 
 def _devices(slices: Iterable[Object]) -> set[tuple[object, ...]]:

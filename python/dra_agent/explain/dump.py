@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dra_agent.api_object import Object
+from dra_agent.errors import UsageError
 from dra_agent.explain.extended_resources import served_by_device_plugins
 from dra_agent.explain.kueue_objects import (
     GROUP,
@@ -22,6 +23,8 @@ from dra_agent.explain.workloads import GROUPS
 from dra_agent.manifests import LoadedObject, load_manifests
 
 _OTHERS = {"Pod", "Node", "ResourceQuota", *WORKLOADS, *KINDS}
+_Known = dict[tuple[str, str, str], tuple[Object, LoadedObject]]
+"""Objects with their places, by kind, namespace and name."""
 _GROUPS = {**GROUPS, **dict.fromkeys(KINDS, GROUP)}
 
 
@@ -36,11 +39,14 @@ def read_dump(paths: Iterable[str], namespace: str, *, pods: Sequence[Object] = 
     """
     found: dict[str, list[Object]] = {kind: [] for kind in RESOURCE_KINDS | _OTHERS}
     counting: Counting | None = None
+    known: _Known = {}
     for path in paths:
         for loaded in load_manifests(path, strict=False, allow_empty_list=True):
             counting = _counting(loaded) or counting
             if loaded.kind in found and _is_of_its_group(loaded):
-                found[loaded.kind].append(checked(loaded))
+                value = checked(loaded)
+                if _is_new(value, loaded, known):
+                    found[loaded.kind].append(value)
 
     def local(kind: str) -> list[Object]:
         return [entry for entry in found[kind] if entry["metadata"]["namespace"] == namespace]
@@ -64,6 +70,21 @@ def read_dump(paths: Iterable[str], namespace: str, *, pods: Sequence[Object] = 
         quotas=local("ResourceQuota"),
         notes=notes,
     )
+
+
+def _is_new(value: Object, loaded: LoadedObject, known: _Known) -> bool:
+    """Return False for an object that the files have already; raise UsageError if it had another content there."""
+    key = loaded.kind, str(value["metadata"].get("namespace") or ""), loaded.name
+    first, place = known.setdefault(key, (value, loaded))
+    if place is loaded:
+        return True
+    if first != value:
+        raise UsageError(
+            f"{loaded.kind} {'/'.join(filter(None, key[1:]))} is another one than in {place.where()}",
+            where=loaded.where(),
+            hint="give the objects of one cluster at one moment, each once",
+        )
+    return False
 
 
 def _is_of_its_group(loaded: LoadedObject) -> bool:

@@ -17,21 +17,29 @@ _CLUSTER_SCOPED = {
     *("ResourceSlice", "DeviceClass", "DeviceTaintRule", "Node"),
     *("ClusterQueue", "ResourceFlavor", "Cohort"),
 }
+_EVERY = "*"
+"""The key of a shape that all values of an object have."""
+_TEXTS: Object = {_EVERY: str}
 _EXACTLY: Object = {"deviceClassName": str, "count": int}
 _REQUESTS: Object = {"devices": {"requests": [{"exactly": _EXACTLY, "firstAvailable": [_EXACTLY]}]}}
 _RESOURCES: list[Object] = [{"resources": {"limits": {}, "requests": {}}}]
-_TERM: Object = {"matchExpressions": [{}], "matchFields": [{}]}
-_AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [_TERM]}}}
+_EXPRESSIONS: list[Object] = [{"key": str, "operator": str, "values": [str]}]
+_NODE_SELECTOR: Object = {"nodeSelectorTerms": [{"matchExpressions": _EXPRESSIONS, "matchFields": _EXPRESSIONS}]}
+_AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _NODE_SELECTOR}}
+_TAINT: Object = {"key": str, "value": str, "effect": str}
+_TOLERATIONS: list[Object] = [{"key": str, "operator": str, "value": str, "effect": str}]
+_CONDITIONS: list[Object] = [{"type": str, "status": str, "reason": str, "message": str}]
 _INT_64 = range(-(1 << 63), 1 << 63)
-_METADATA: Object = {"name": str, "namespace": str}
+_METADATA: Object = {"name": str, "namespace": str, "creationTimestamp": str, "deletionTimestamp": str}
 _POD_CLAIM: Object = {"name": str, "resourceClaimName": str, "resourceClaimTemplateName": str}
 _CLAIM_NAMES: list[Object] = [{"name": str, "resourceClaimName": str}]
 _POD: Object = {
-    "metadata": {**_METADATA, "labels": {}},
+    "metadata": {**_METADATA, "labels": _TEXTS},
     "spec": {
         "nodeName": str,
-        "nodeSelector": {},
-        "tolerations": [{}],
+        "nodeSelector": _TEXTS,
+        "tolerations": _TOLERATIONS,
+        "schedulingGates": [{"name": str}],
         "affinity": _AFFINITY,
         "resourceClaims": [_POD_CLAIM],
         "containers": _RESOURCES,
@@ -39,17 +47,20 @@ _POD: Object = {
         "schedulingGroup": {"podGroupName": str},
     },
     "status": {
+        "phase": str,
+        "conditions": _CONDITIONS,
+        "containerStatuses": [{"state": {"waiting": {"reason": str, "message": str}}}],
         "resourceClaimStatuses": _CLAIM_NAMES,
-        "extendedResourceClaimStatus": {},
+        "extendedResourceClaimStatus": {"resourceClaimName": str},
     },
 }
-_CONDITIONS: list[Object] = [{"type": str, "status": str, "reason": str, "message": str}]
 _FLAVOR_QUOTAS: Object = {"name": str, "resources": [{"name": str}]}
 _QUOTAS: list[Object] = [{"coveredResources": [str], "flavors": [_FLAVOR_QUOTAS]}]
 _WORKLOAD: Object = {
-    "spec": {"template": _POD, "selector": {"matchLabels": {}}},
+    "spec": {"template": _POD, "selector": {"matchLabels": _TEXTS, "matchExpressions": _EXPRESSIONS}},
     "status": {"conditions": _CONDITIONS},
 }
+_DEVICE: Object = {"driver": str, "pool": str, "device": str, "shareID": str}
 _SHAPES: dict[str, Object] = {
     "ResourceSlice": {
         "spec": {
@@ -68,28 +79,35 @@ _SHAPES: dict[str, Object] = {
             ],
         },
     },
-    "DeviceClass": {"spec": {}},
+    "DeviceClass": {"spec": {"extendedResourceName": str}},
     "ResourceClaim": {
-        "metadata": {**_METADATA, "annotations": {}, "ownerReferences": [{}]},
+        "metadata": {**_METADATA, "annotations": {}, "ownerReferences": [{}], "finalizers": [str]},
         "spec": _REQUESTS,
-        "status": {"allocation": {"devices": {}}, "reservedFor": [{}]},
+        "status": {
+            "allocation": {
+                "nodeSelector": _NODE_SELECTOR,
+                "devices": {"results": [{**_DEVICE, "bindingConditions": [str], "bindingFailureConditions": [str]}]},
+            },
+            "reservedFor": [{"resource": str, "name": str}],
+            "devices": [{**_DEVICE, "conditions": _CONDITIONS}],
+        },
     },
     "ResourceClaimTemplate": {"spec": {"spec": _REQUESTS}},
     "DeviceTaintRule": {
         "spec": {
             "deviceSelector": {"deviceClassName": str, "selectors": [{"cel": {"expression": str}}]},
-            "taint": {},
+            "taint": _TAINT,
         }
     },
     "Pod": _POD,
     "Node": {
-        "metadata": {**_METADATA, "labels": {}},
-        "spec": {"taints": [{}]},
+        "metadata": {**_METADATA, "labels": _TEXTS},
+        "spec": {"taints": [_TAINT]},
         "status": {"allocatable": {}},
     },
     "JobSet": {
         "spec": {"replicatedJobs": [{"name": str, "template": _WORKLOAD, "dependsOn": [{}]}]},
-        "status": {"conditions": _CONDITIONS},
+        "status": {"conditions": _CONDITIONS, "replicatedJobsStatus": [{"name": str}]},
     },
     "Workload": {
         "metadata": {**_METADATA, "ownerReferences": [{}]},
@@ -102,6 +120,7 @@ _SHAPES: dict[str, Object] = {
             },
             "admissionChecks": [{"name": str, "state": str, "message": str}],
             "resourceRequests": [{"name": str, "resources": {}}],
+            "reclaimablePods": [{"name": str}],
         },
     },
     "LocalQueue": {"spec": {"clusterQueue": str, "stopPolicy": str}},
@@ -120,8 +139,8 @@ _SHAPES: dict[str, Object] = {
     "ResourceFlavor": {
         "spec": {
             "nodeLabels": {},
-            "nodeTaints": [{"key": str, "value": str, "effect": str}],
-            "tolerations": [{"key": str, "operator": str, "value": str, "effect": str}],
+            "nodeTaints": [_TAINT],
+            "tolerations": _TOLERATIONS,
             "topologyName": str,
         }
     },
@@ -140,7 +159,10 @@ _SHAPES: dict[str, Object] = {
         },
         "status": {"resourceClaimStatuses": _CLAIM_NAMES},
     },
-    "ResourceQuota": {"status": {"hard": {}, "used": {}}},
+    "ResourceQuota": {
+        "spec": {"scopeSelector": {"matchExpressions": [{}]}},
+        "status": {"hard": {}, "used": {}},
+    },
 }
 """The objects, lists and names that are read in Python, by kind. The allocator checks the others."""
 
@@ -189,6 +211,9 @@ def _misfits(value: Any, shape: Any, field: str = "") -> Iterator[tuple[str, str
             yield from _misfits(entry, shape[0], f"{field}[{index}]")
     elif not isinstance(value, dict):
         yield field, "an object"
+    elif _EVERY in shape:
+        for key, entry in value.items():
+            yield from _misfits(entry, shape[_EVERY], f"{field}.{key}")
     else:
         for key, below in shape.items():
             yield from _misfits(value.get(key), below, f"{field}.{key}" if field else key)
