@@ -184,6 +184,16 @@ POD_GROUP: Json = {
     },
     "status": {"resourceClaimStatuses": [{"name": "own", "resourceClaimName": "none"}]},
 }
+COMPOSITE: Json = {
+    "apiVersion": "scheduling.k8s.io/v1alpha3",
+    "kind": "CompositePodGroup",
+    "metadata": {"name": "c", "namespace": "default", "creationTimestamp": "2026-11-01T10:00:00Z"},
+    "spec": {
+        "schedulingPolicy": {"gang": {"minGroupCount": 1}},
+        "schedulingConstraints": {"topology": [{"key": "name"}]},
+    },
+}
+CHILD: Json = {**POD_GROUP, "spec": {**POD_GROUP["spec"], "parentCompositePodGroupName": "c"}}
 
 
 def variants(value: Any) -> Iterator[Any]:
@@ -298,6 +308,16 @@ def test_objects_with_several_pods(command: Command, changed: Json) -> None:
         write("broken.json", CLASS, TEMPLATE, NODE, SLICE, *others, broken)
         command("explain", name, "--from", "broken.json")
         write("asked.json", broken, *([POD_GROUP] if changed is POD else []))
+        command("explain", "-f", "asked.json", "--from", "cluster.json")
+
+
+@pytest.mark.parametrize("changed", [COMPOSITE, CHILD], ids=lambda one: str(one["kind"]))
+def test_groups_of_a_composite_group(command: Command, changed: Json) -> None:
+    other = CHILD if changed is COMPOSITE else COMPOSITE
+    for broken in variants(changed):
+        write("broken.json", CLASS, TEMPLATE, NODE, SLICE, POD, other, broken)
+        command("explain", "compositepodgroup/c", "--from", "broken.json")
+        write("asked.json", POD, other, broken)
         command("explain", "-f", "asked.json", "--from", "cluster.json")
 
 

@@ -10,7 +10,7 @@ from dra_agent.errors import PermanentError, UsageError
 from dra_agent.explain.dump import read_dump
 from dra_agent.explain.printed_object import RESOURCE_KINDS, checked
 from dra_agent.explain.snapshot import WORKLOADS, Snapshot
-from dra_agent.explain.workloads import POD_GROUP, WORKLOAD, check_group, pod_sets
+from dra_agent.explain.workloads import COMPOSITE, POD_GROUP, WORKLOAD, check_group, pod_sets
 from dra_agent.manifests import LoadedObject
 
 CLAIM_KINDS = ("ResourceClaim", "ResourceClaimTemplate")
@@ -79,7 +79,8 @@ def _pods_of(kind: str, value: Object) -> list[Object]:
     """Return a pod, or the pod templates of a workload."""
     if kind == "Pod":
         return [value]
-    return [one.template for one in pod_sets(kind, value)] if kind in WORKLOADS and kind != POD_GROUP else []
+    has_templates = kind in WORKLOADS and kind not in (POD_GROUP, COMPOSITE)
+    return [one.template for one in pod_sets(kind, value)] if has_templates else []
 
 
 def dump_of(args: argparse.Namespace) -> list[str]:
@@ -130,6 +131,8 @@ def _add(snapshot: Snapshot, kind: str, value: Object) -> None:
         snapshot.templates = replaced(snapshot.templates)
     elif kind == POD_GROUP:
         snapshot.groups = replaced(snapshot.groups)
+    elif kind == COMPOSITE:
+        snapshot.composites = replaced(snapshot.composites)
     elif kind == "Pod":
         snapshot.pods = replaced(snapshot.pods)
     elif kind == "ResourceClaim" and snapshot.claim(name) is None:

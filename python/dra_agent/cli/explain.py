@@ -30,13 +30,15 @@ EPILOG = (
     )
     + """
 Files as kubectl prints them: kubectl get resourceslices -o yaml > slices.yaml
-Workloads: deployment, replicaset, statefulset, job, jobset, podgroup, workload (of Kueue).
+Workloads: deployment, replicaset, statefulset, job, jobset, podgroup, compositepodgroup, workload (of Kueue).
 exit code: 0 it fits or is allocated, 1 it is not, 2 wrong use
 """
 )
 
 DEADLINE_S = 10
-POD_KINDS = ("Pod", "Deployment", "ReplicaSet", "StatefulSet", "Job", "JobSet", "PodGroup", "Workload")
+POD_KINDS = (
+    *("Pod", "Deployment", "ReplicaSet", "StatefulSet", "Job", "JobSet", "PodGroup", "CompositePodGroup", "Workload"),
+)
 """Kinds that are explained in a whole cluster."""
 MAX_NAMED_DEVICES = 3
 """Devices with the same reason that are named."""

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from dra_agent.api_object import Object
 from dra_agent.errors import UsageError
+from dra_agent.explain.composite_gang import gang_of_composite
 from dra_agent.explain.gang import Gang, gang_of_pods, gang_of_workload
 from dra_agent.explain.gang_explanation import explain_gang
 from dra_agent.explain.kueue_admission import admission_of
-from dra_agent.explain.snapshot import Snapshot, group_name
-from dra_agent.explain.workloads import POD_GROUP, WORKLOAD, end_of, notes_of, pod_sets
+from dra_agent.explain.snapshot import Snapshot, group_name, parent_name
+from dra_agent.explain.workloads import COMPOSITE, POD_GROUP, WORKLOAD, PodSet, end_of, notes_of, pod_sets
 from dra_agent.printable import printable
 
 MAX_SHOWN_COUNTS = 4
@@ -24,6 +25,8 @@ def gang_of_object(snapshot: Snapshot, kind: str, value: Object) -> Gang:
     """Return the gang of an object of the cluster, with the pods that it has already."""
     name = value["metadata"]["name"]
     subject = f"{kind} {snapshot.namespace}/{name}"
+    if kind == COMPOSITE or (kind == POD_GROUP and parent_name(value) and snapshot.composites is not None):
+        return gang_of_composite(snapshot, subject, kind, value)
     if kind == POD_GROUP:
         pods = [pod for pod in snapshot.pods or () if group_name(pod) == name]
         gang = gang_of_pods(snapshot, subject, pods, group=value)
@@ -41,11 +44,13 @@ def gang_of_object(snapshot: Snapshot, kind: str, value: Object) -> Gang:
 
 
 def gang_of_files(snapshot: Snapshot, users: Sequence[tuple[str, Object]], where: str) -> Gang:
-    """Return the gang of the user's objects: of one workload, of a pod group, or of pods.
+    """Return the gang of the user's objects: of one workload, of a pod group, of a composite one, or of pods.
 
     Raises:
         UsageError: The files have none, or several.
     """
+    if any(kind == COMPOSITE for kind, _ in users):
+        return _composite_of_files(snapshot, users, where)
     workloads = [(kind, value) for kind, value in users if kind in _TEMPLATED]
     groups = [value for kind, value in users if kind == POD_GROUP]
     pods = [value for kind, value in users if kind == "Pod"]
@@ -65,6 +70,24 @@ def gang_of_files(snapshot: Snapshot, users: Sequence[tuple[str, Object]], where
     if groups:
         return gang_of_object(snapshot, POD_GROUP, groups[0])
     return gang_of_pods(snapshot, f"{len(pods)} pods of {where}", pods)
+
+
+def _composite_of_files(snapshot: Snapshot, users: Sequence[tuple[str, Object]], where: str) -> Gang:
+    """Return the gang of the composite pod group that has no parent, with the pods of the user's workloads."""
+    roots = [value for kind, value in users if kind == COMPOSITE and not parent_name(value)]
+    if len(roots) > 1:
+        raise UsageError("there are several composite pod groups without a parent", where=where, hint="give one")
+    value = roots[0] if roots else next(value for kind, value in users if kind == COMPOSITE)
+    templates: list[tuple[str, PodSet]] = []
+    notes: list[str] = []
+    for kind, one in users:
+        if kind in _TEMPLATED and not end_of(kind, one):
+            templates += [(one["metadata"]["name"], pods) for pods in pod_sets(kind, one)]
+            notes += notes_of(kind, one)
+    subject = f"{COMPOSITE} {snapshot.namespace}/{value['metadata']['name']}"
+    gang = gang_of_composite(snapshot, subject, COMPOSITE, value, templates=templates)
+    gang.notes += dict.fromkeys(notes)
+    return gang
 
 
 def _add_admission(gang: Gang, snapshot: Snapshot, value: Object) -> None:
@@ -119,6 +142,9 @@ def _print(result: Object, *, everything: bool, node: str | None) -> None:
         print(printable(f"event {event}", line=True))
     if result["admission"] is not None:
         _print_admission(result["admission"])
+    if result["groups"]:
+        print()
+        _print_groups(result["groups"])
     if result["kinds"]:
         print()
         _print_kinds(result["kinds"])
@@ -164,6 +190,24 @@ def _print_admission(admission: Object) -> None:
     for flavor in admission["flavors"]:
         labels = ", ".join(f"{key}={value}" for key, value in flavor["node_labels"].items())
         print(printable(f"flavor {flavor['name']}: {f'nodes with {labels}' if labels else 'every node'}", line=True))
+
+
+def _print_groups(groups: Sequence[Object]) -> None:
+    from dra_agent.cli.table import table
+
+    paths: dict[str | None, str] = {None: ""}
+    rows = []
+    for group in groups:
+        path = f"{paths[group['parent']]}{group['name']}"
+        what = "group" if group["kind"] == COMPOSITE else "pod"
+        if group["kind"] == COMPOSITE:
+            paths[group["name"]] = f"{path}/"
+        needed = f"{group['minimum']} of {group['size']} {what}{'' if group['size'] == 1 else 's'}"
+        nodes = group["topology"] and "=".join(filter(None, (group["topology"], group["value"])))
+        result = group["reason"] or {True: "fits", False: "does not fit", None: "no result"}[group["fits"]]
+        rows.append((path, needed, group["reached"], nodes, result))
+    columns = ["group", "needs", "have a place", *(["nodes with"] if any(row[3] for row in rows) else []), "result"]
+    table(columns, rows if len(columns) == 5 else [(*row[:3], row[4]) for row in rows], prose=("result",))
 
 
 def _print_kinds(kinds: Iterable[Object]) -> None:

@@ -21,6 +21,7 @@ WORKLOADS = {
     "job": "Job",
     "jobset": "JobSet",
     "podgroup": "PodGroup",
+    "compositepodgroup": "CompositePodGroup",
     "workload": "Workload",
 }
 """Objects with several pods, and their kinds in the API. Elsewhere these words may be namespaces."""
@@ -37,6 +38,7 @@ _SPELLINGS = {
     "job": ("job", "jobs"),
     "jobset": ("jobset", "jobsets"),
     "podgroup": ("podgroup", "podgroups"),
+    "compositepodgroup": ("compositepodgroup", "compositepodgroups"),
     "workload": ("workload", "workloads", "wl"),
 }
 _KINDS = {spelling: kind for kind, spellings in _SPELLINGS.items() for spelling in spellings}

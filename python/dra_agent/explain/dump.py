@@ -64,6 +64,7 @@ def read_dump(paths: Iterable[str], namespace: str, *, pods: Sequence[Object] = 
         pods=local("Pod"),
         placed_pods=[pod for pod in found["Pod"] if (pod.get("spec") or {}).get("nodeName")] if found["Pod"] else None,
         groups=local("PodGroup") or None,
+        composites=local("CompositePodGroup") or None,
         workloads={kind: local(kind) for kind in WORKLOADS},
         kueue=objects_of_dump(namespace, found, counting),
         nodes=found["Node"] or None,

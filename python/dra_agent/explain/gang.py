@@ -15,10 +15,11 @@ from dra_agent.api_object import Object, allocation_of, full_name
 from dra_agent.errors import UsageError
 from dra_agent.explain.capacity import MAX_CONSUMERS, remaining_consumers
 from dra_agent.explain.claim_admission import NewClaim, quota_blockers
+from dra_agent.explain.group_tree import GroupTree
 from dra_agent.explain.kueue_admission import Admission
 from dra_agent.explain.kueue_flavors import FlavorChoice
 from dra_agent.explain.pod_claims import PodClaim, extended_need, is_stored, pod_claims
-from dra_agent.explain.snapshot import Snapshot, group_name
+from dra_agent.explain.snapshot import Snapshot, group_name, parent_name
 from dra_agent.explain.workloads import PodSet
 
 MAX_MEMBERS = 10_000
@@ -78,6 +79,8 @@ class Gang:
     """By Kueue, of a Workload."""
     end: str | None = None
     """How its workload ended."""
+    tree: GroupTree | None = None
+    """The groups of a composite pod group; `needed` is then the least number of pods with which it can start."""
 
     @property
     def running(self) -> int:
@@ -108,6 +111,37 @@ def gang_of_pods(snapshot: Snapshot, subject: str, pods: Sequence[Object], *, gr
     running = [("", pod) for pod in alive if _node_of(pod)]
     gang = _assembled(snapshot, subject, found, running)
     return _with_group(gang, group) if group is not None else gang
+
+
+def gang_of_groups(
+    snapshot: Snapshot, subject: str, groups: Sequence[str], templates: Sequence[tuple[str, PodSet]] = ()
+) -> Gang:
+    """Return the gang of the pods of several pod groups, in the order of the groups; each group is a pod set.
+
+    `templates` are pods that are still to be created, with the name that theirs begin with.
+
+    Raises:
+        UsageError: There are too many pods.
+    """
+    by_group: dict[str, list[Object]] = {name: [] for name in groups}
+    for pod in snapshot.pods or ():
+        if group_name(pod) in by_group and _is_alive(pod):
+            by_group[group_name(pod)].append(pod)
+    created: dict[str, list[tuple[str, PodSet]]] = {}
+    for base, one in templates:
+        created.setdefault(group_name(one.template), []).append((base, one))
+    count = sum(map(len, by_group.values())) + sum(one.count for name in groups for _, one in created.get(name, ()))
+    if count > MAX_MEMBERS:
+        raise UsageError(f"{subject} has {count} pods, more than {MAX_MEMBERS} are not evaluated")
+    found: list[_Pod] = []
+    for name, pods in by_group.items():
+        waiting = sorted((pod for pod in pods if not _node_of(pod)), key=_schedule_order)
+        found += [_Pod(name, pod, pod_claims(snapshot, pod)) for pod in waiting]
+        for base, one in created.get(name, ()):
+            begin = "-".join(filter(None, (base, one.name)))
+            found += [_Pod(name, pod, needs) for pod, needs in _to_be_created(snapshot, begin, one, 0)]
+    running = [(name, pod) for name, pods in by_group.items() for pod in pods if _node_of(pod)]
+    return _assembled(snapshot, subject, found, running)
 
 
 def gang_of_workload(
@@ -253,10 +287,10 @@ def _with_group(gang: Gang, group: Object) -> Gang:
     for one in (spec.get("schedulingConstraints") or {}).get("topology") or ():
         gang.topology = one.get("key") or None
         gang.notes.append(f"{name} requires nodes with the same value of label {gang.topology}")
-    if parent := spec.get("parentCompositePodGroupName"):
+    if parent := parent_name(group):
         gang.notes.append(
             f"{name} is part of composite pod group {parent}, which kube-scheduler places as a whole; this evaluates "
-            f"{name} only"
+            f"{name} only: `dra-agent explain compositepodgroup/{parent}` evaluates the whole"
         )
     return gang
 

@@ -5,17 +5,15 @@ docs/how-to/operate/gangs.md describes the result.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dra_agent.api_object import Object, allocation_of
-from dra_agent.cluster import Cluster
+from dra_agent.api_object import Object
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError
 from dra_agent.explain.gang import Gang
+from dra_agent.explain.gang_evaluation import Evaluation, evaluate, failure_of
 from dra_agent.explain.gang_limits import impossible
-from dra_agent.explain.gang_nodes import NodeComparison
 from dra_agent.explain.gang_placement import Outcome, Placer
 from dra_agent.explain.gang_plugins import GangPlugins
 from dra_agent.explain.gang_remedy import remedy
@@ -23,14 +21,11 @@ from dra_agent.explain.gang_report import has, placements, summary
 from dra_agent.explain.gang_search import is_enough
 from dra_agent.explain.gang_topology import Topology, topologies
 from dra_agent.explain.gates import derived_attributes, gates_in_use, notes_of
+from dra_agent.explain.group_explanation import explained_tree, rows_of
 from dra_agent.explain.kueue_admission import WAITS_FOR_QUOTA
-from dra_agent.explain.pending import best_candidate, missing_basis, nodes_of, why
+from dra_agent.explain.pending import missing_basis, nodes_of
 from dra_agent.explain.snapshot import Snapshot
 
-MAX_EXPLAINED_NODES = 8
-"""Nodes with different reasons of which the best one is explained."""
-SWEEPS_SHARE = 0.3
-"""The part of the time in which the nodes of each kind are examined before members are placed."""
 MIN_FAILURE_S = 1.0
 """For the reason why a member fits nowhere, if the deadline is over."""
 MIN_COUNT_S = 1.0
@@ -39,25 +34,6 @@ ASSUMED = (
     "assumed: of several nodes, a pod gets the one with its best alternative, then with the fewest of these pods, then "
     "the first by name; kube-scheduler also considers CPU, memory, images, spread and pod affinity"
 )
-
-
-@dataclass
-class _Evaluation:
-    """The gang in the cluster, before a member is placed."""
-
-    gang: Gang
-    cluster: Cluster
-    known: Mapping[str, Object]
-    usable: list[list[str]]
-    """For each kind, the nodes that its pod permits."""
-    fitting: list[list[str]]
-    """For each kind, those of them on which one member fits alone."""
-    deadline: Deadline
-    plugins: GangPlugins
-    blocked: list[Counter[str]] = field(default_factory=list)
-    """For each kind, why other nodes are not usable."""
-    unknown: dict[str, str] = field(default_factory=dict)
-    """Nodes of which it is not known if a kind can use them, with the reason."""
 
 
 def explain_gang(snapshot: Snapshot, gang: Gang, *, node: str | None = None, deadline: float = 10.0) -> Object:
@@ -100,6 +76,7 @@ def _explained_devices(snapshot: Snapshot, gang: Gang, node: str | None, deadlin
         "failure": None,
         "search": None,
         "admission": None,
+        "groups": [] if gang.tree is None else rows_of(gang.tree),
         "notes": [*snapshot.notes, *gang.notes, ASSUMED],
         "events": snapshot.events,
     }
@@ -108,7 +85,7 @@ def _explained_devices(snapshot: Snapshot, gang: Gang, node: str | None, deadlin
     if problems:
         return {**result, "summary": problems[0]}
     if not gang.order:
-        fits = gang.running >= gang.needed
+        fits = gang.running >= gang.needed if gang.tree is None else gang.tree.root.is_started
         parts = [gang.end] if gang.end else []
         parts += ["no pod waits for a node", f"{gang.running} {has(gang.running)} one"]
         return {**result, "fits": fits, "summary": "; ".join(parts)}
@@ -127,41 +104,11 @@ def _explained_devices(snapshot: Snapshot, gang: Gang, node: str | None, deadlin
         result["notes"].insert(0, "cordons, taints and labels of nodes are not known")
     gates = gates_in_use(snapshot.slices or ())
     result["notes"] += notes_of(gates)
-    evaluation = _evaluation(snapshot, gang, gates, plugins, Deadline.of(deadline))
+    evaluation = evaluate(snapshot, gang, gates, plugins, Deadline.of(deadline))
     if node is not None and node not in evaluation.known:
         raise PermanentError(f"there is no node {node}", hint="see the names with `kubectl get nodes`")
-    return _explained(result, evaluation, snapshot, node)
-
-
-def _evaluation(
-    snapshot: Snapshot, gang: Gang, gates: Iterable[str], plugins: GangPlugins, deadline: Deadline
-) -> _Evaluation:
-    known = nodes_of(snapshot)
-    held = [claim for claim in snapshot.claims if allocation_of(claim)]
-    slices = snapshot.slices or []
-    cluster = Cluster(slices, snapshot.classes or (), nodes=known.values(), claims=held, gates=gates)
-    found = _Evaluation(gang, cluster, known, [], [], deadline, plugins)
-    sweeps_deadline = Deadline.of(deadline.remaining() * SWEEPS_SHARE)
-    comparison = NodeComparison(known, deadline, has_fields=snapshot.nodes is not None)
-    for number, kind in enumerate(gang.kinds):
-        permitted = comparison.permitted(kind, plugins.of_kind(number))
-        usable = permitted.usable
-        found.usable.append(usable)
-        found.blocked.append(permitted.blocked)
-        found.unknown |= permitted.unknown
-        seconds = sweeps_deadline.remaining()
-        if not kind.members or not seconds:
-            found.fitting.append(usable)  # Nodes on which it does not fit are found when its members are placed.
-            continue
-        fitting: list[str] = []
-        for claims, names in plugins.by_claims(number, usable, kind.members[0].claims):
-            if not claims:
-                fitting += names
-                continue
-            sweep = cluster.fits(claims, nodes=names, deadline=sweeps_deadline.remaining())
-            fitting += [*sweep.fits, *sweep.unexamined]
-        found.fitting.append(sorted(fitting))
-    return found
+    explained = _explained if gang.tree is None else explained_tree
+    return explained(result, evaluation, snapshot, node)
 
 
 @dataclass
@@ -175,7 +122,7 @@ class _Attempt:
     """Why the first member that fits nowhere does not fit; empty if that is not evaluated."""
 
 
-def _explained(result: Object, evaluation: _Evaluation, snapshot: Snapshot, node: str | None) -> Object:
+def _explained(result: Object, evaluation: Evaluation, snapshot: Snapshot, node: str | None) -> Object:
     gang = evaluation.gang
     choices = topologies(gang, evaluation.known, evaluation.fitting)
     if not choices:
@@ -209,7 +156,7 @@ def _explained(result: Object, evaluation: _Evaluation, snapshot: Snapshot, node
     return result
 
 
-def _attempts(evaluation: _Evaluation, choices: Sequence[Topology], node: str | None) -> list[_Attempt]:
+def _attempts(evaluation: Evaluation, choices: Sequence[Topology], node: str | None) -> list[_Attempt]:
     """Place the members in each topology until one has enough of them, or the deadline; the last one may be late."""
     attempts = []
     for topology in choices:
@@ -236,38 +183,8 @@ def _late(choices: Sequence[Topology], attempts: Sequence[_Attempt]) -> str | No
     return f"{number} of {len(choices)} values of label {choices[0].label} {have}"
 
 
-def _failure(evaluation: _Evaluation, kind: int, claims: list[Object], names: list[str], deadline: Deadline) -> Object:
-    """Explain why a member fits nowhere, while the earlier ones have their devices."""
-    cluster = evaluation.cluster
-    if not names:
-        blocked = evaluation.blocked[kind].most_common(1)
-        return {"node": None, "reason": blocked[0][0] if blocked else "there is no node", "explanation": None}
-    plugins = evaluation.plugins
-    reasons = {name: lacking for name in names if (lacking := plugins.lacks(kind, name))}
-    needed: dict[str, list[Object]] = {}
-    for claims_there, alike in plugins.by_claims(kind, [name for name in names if name not in reasons], claims):
-        if not claims_there:
-            reasons |= dict.fromkeys(alike, "fits")
-            continue
-        needed |= dict.fromkeys(alike, claims_there)
-        sweep = cluster.fits(claims_there, nodes=alike, deadline=deadline.remaining())
-        reasons |= {**sweep.reasons, **sweep.errors, **dict.fromkeys(sweep.fits, "fits")}
-    by_reason = {reason: name for name, reason in sorted(reasons.items(), reverse=True)}
-    chosen = sorted(by_reason.values())[:MAX_EXPLAINED_NODES] or names[:1]
-    seconds = deadline.remaining() / len(chosen)
-    entries: list[Object] = [
-        {"node": name, "obstacles": [], "explanation": cluster.explain(name, needed[name], deadline=seconds)}
-        for name in chosen
-        if name in needed
-    ]
-    best = best_candidate(entries)
-    if best is None:
-        return {"node": chosen[0], "reason": reasons[chosen[0]], "explanation": None}
-    return {"node": best["node"], "reason": why(best["explanation"]), "explanation": best["explanation"]}
-
-
 def _explainer(
-    evaluation: _Evaluation, attempt: _Attempt, node: str | None, deadline: Deadline
+    evaluation: Evaluation, attempt: _Attempt, node: str | None, deadline: Deadline
 ) -> Callable[[int, list[Object]], None]:
     """Return what explains the first member that fits nowhere, while the earlier ones have their devices."""
 
@@ -275,7 +192,7 @@ def _explainer(
         usable = [name for name in evaluation.usable[kind] if name in attempt.topology.nodes]
         if usable or node is not None or not evaluation.usable[kind]:
             names = usable if node is None else [node]
-            attempt.failure = _failure(evaluation, kind, claims, names, deadline)
+            attempt.failure = failure_of(evaluation, kind, claims, names, deadline)
         else:
             reason = f"its pod permits none of the nodes{attempt.topology.suffix}"
             attempt.failure = {"node": None, "reason": reason, "explanation": None}
@@ -283,7 +200,7 @@ def _explainer(
     return explain
 
 
-def _failed_member(evaluation: _Evaluation, attempt: _Attempt, node: str | None) -> Object:
+def _failed_member(evaluation: Evaluation, attempt: _Attempt, node: str | None) -> Object:
     kind, member = attempt.outcome.failed[0]
     if not attempt.failure:
         deadline = evaluation.deadline.at_least(MIN_FAILURE_S)

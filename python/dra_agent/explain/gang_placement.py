@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
 
@@ -98,7 +99,7 @@ class Placer:
         `on_failure` is called with the kind and the claims of the first member that fits on no node, while the earlier
         ones have their devices.
         """
-        run = _Run(self, choice or Choice())
+        run = Run(self, choice or Choice())
         try:
             return run.place_all(order, on_failure)
         finally:
@@ -106,13 +107,24 @@ class Placer:
             self.plugins.use.clear()
 
 
+@dataclass
+class Earlier:
+    """Members that are placed already, and keep their devices."""
+
+    allocated: dict[tuple[str, str], Object] = field(default_factory=dict)
+    """The claims that got an allocation."""
+    members: Counter[str] = field(default_factory=Counter)
+    """How many there are on each node."""
+
+
 class Holding:
     """The devices of members that are placed, in the cluster."""
 
-    def __init__(self, placer: Placer) -> None:
-        """Begin with the claims that the cluster holds."""
+    def __init__(self, placer: Placer, earlier: Earlier | None = None) -> None:
+        """Begin with the claims that the cluster holds, and those of members that are placed `earlier`."""
         self._cluster = placer.cluster
         self._placer = placer
+        self._earlier = earlier or Earlier()
         self._plugin_use: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
         """What the member of a claim uses of a device plugin; the claim is that for its extended resources."""
         self.allocated: dict[tuple[str, str], Object] = {}
@@ -126,8 +138,11 @@ class Holding:
     def claims_of(self, member: Member, first_alternative: int) -> list[Object]:
         """Return the claims of a member: with allocations where it shares them with an earlier one."""
         return [
-            self.allocated.get(identity_of(claim)) or without_alternatives(claim, first_alternative)
+            self.allocated.get(name)
+            or self._earlier.allocated.get(name)
+            or without_alternatives(claim, first_alternative)
             for claim in member.claims
+            for name in [identity_of(claim)]
         ]
 
     def allocate(self, kind: int, node: str, claims: list[Object]) -> list[Object] | None:
@@ -165,12 +180,29 @@ class Holding:
             if taken := self._plugin_use.pop(name, None):
                 self._placer.plugins.use.subtract(taken)
 
+    def suspend(self) -> None:
+        """Let others have everything that is held, until `resume`."""
+        self._cluster.release(self.held)
+        for taken in self._plugin_use.values():
+            self._placer.plugins.use.subtract(taken)
 
-class _Run(Holding):
-    def __init__(self, placer: Placer, choice: Choice) -> None:
-        super().__init__(placer)
+    def resume(self) -> None:
+        """Hold everything again."""
+        self._cluster.hold(self.held)
+        for taken in self._plugin_use.values():
+            self._placer.plugins.use.update(taken)
+
+
+class Run(Holding):
+    """One order of members, which hold their devices until they are released."""
+
+    def __init__(self, placer: Placer, choice: Choice, earlier: Earlier | None = None) -> None:
+        """Place nothing yet."""
+        super().__init__(placer, earlier)
         self._choice = choice
-        self._members = Counter[str]()
+        self.placed_members = Counter[str]()
+        """How many members it placed on each node."""
+        self._members = Counter(self._earlier.members)
         for kind in placer.gang.kinds:
             self._members.update(kind.running)
         kinds = placer.gang.kinds
@@ -184,6 +216,7 @@ class _Run(Holding):
         """Heaps of these nodes, the best one first; keys may be outdated, and nodes may be there several times."""
 
     def place_all(self, order: Sequence[int], on_failure: Callable[[int, list[Object]], None] | None = None) -> Outcome:
+        """Place members, as `Placer.run` does."""
         outcome = Outcome([], [], is_late=False)
         next_member = [iter(kind.members) for kind in self._placer.gang.kinds]
         for kind in order:
@@ -231,6 +264,7 @@ class _Run(Holding):
                 continue
             self.hold(kind, node, claims, after)
             self._members[node] += 1
+            self.placed_members[node] += 1
             if self._choice.packs:
                 # The other entries of a queue are corrected when they are at its head; this one moves towards it.
                 for other, entries in enumerate(self._queues):

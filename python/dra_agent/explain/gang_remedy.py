@@ -24,6 +24,11 @@ def remedy(
     One of `placers` is sufficient; each has the nodes with one value of the label that a group requires.
     """
     found = Found() if impossible else _search(gang, placers)
+    return described(gang, snapshot, found, outcome.placed, impossible)
+
+
+def described(gang: Gang, snapshot: Snapshot, found: Found, placed: Sequence[Placed], impossible: str | None) -> Object:
+    """Return the result of a search as JSON; `placed` are the members that have a place without it."""
     result: Object = {
         "found": found.outcome is not None,
         "tried": found.tried,
@@ -51,7 +56,7 @@ def remedy(
         {"kind": gang.kinds[kind].name, "members": len(list(members))} for kind, members in groupby(found.order)
     ]
     result |= placements(gang, found.outcome.placed)
-    if _is_upstream_limit(snapshot, gang, [*outcome.placed, *found.outcome.placed]):
+    if _is_upstream_limit(snapshot, gang, [*placed, *found.outcome.placed]):
         result["upstream"] = UPSTREAM
     return {**result, "summary": f"another {' and '.join(result['differs'])} would place {needed}"}
 

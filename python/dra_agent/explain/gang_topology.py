@@ -31,7 +31,14 @@ def topologies(gang: Gang, nodes: Mapping[str, Object], fitting: Sequence[Sequen
         nodes: All nodes.
         fitting: For each kind, the nodes on which one member may fit.
     """
-    label = gang.topology
+    running = {name for kind in gang.kinds for name in kind.running}
+    return topologies_of(gang.topology, nodes, running, {name for names in fitting for name in names})
+
+
+def topologies_of(
+    label: str | None, nodes: Mapping[str, Object], running: set[str], useful: set[str]
+) -> list[Topology]:
+    """Return the topologies of members: of which some are `running` on nodes, and others may fit on `useful` ones."""
     if label is None:
         return [Topology(frozenset(nodes))]
     by_value: dict[str, set[str]] = {}
@@ -39,9 +46,7 @@ def topologies(gang: Gang, nodes: Mapping[str, Object], fitting: Sequence[Sequen
         value = ((node.get("metadata") or {}).get("labels") or {}).get(label)
         if value is not None:
             by_value.setdefault(str(value), set()).add(name)
-    running = {name for kind in gang.kinds for name in kind.running}
     permitted = [
         Topology(frozenset(names), label, value) for value, names in sorted(by_value.items()) if names >= running
     ]
-    useful = {name for names in fitting for name in names}
     return [one for one in permitted if not one.nodes.isdisjoint(useful)] or permitted[:1]

@@ -152,12 +152,22 @@ _SHAPES: dict[str, Object] = {
         "resources": {"deviceClassMappings": [{"name": str, "deviceClassNames": [str], "sources": [{}]}]}
     },
     "PodGroup": {
+        "metadata": {**_METADATA, "creationTimestamp": str},
         "spec": {
+            "parentCompositePodGroupName": str,
             "schedulingPolicy": {"gang": {"minCount": int}},
             "schedulingConstraints": {"topology": [{"key": str}]},
             "resourceClaims": [_POD_CLAIM],
         },
         "status": {"resourceClaimStatuses": _CLAIM_NAMES},
+    },
+    "CompositePodGroup": {
+        "metadata": {**_METADATA, "creationTimestamp": str},
+        "spec": {
+            "parentCompositePodGroupName": str,
+            "schedulingPolicy": {"gang": {"minGroupCount": int}},
+            "schedulingConstraints": {"topology": [{"key": str}]},
+        },
     },
     "ResourceQuota": {
         "spec": {"scopeSelector": {"matchExpressions": [{}]}},

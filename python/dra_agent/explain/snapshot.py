@@ -16,7 +16,7 @@ from dra_agent.explain.extended_resources import requested, served_by_device_plu
 from dra_agent.explain.kueue_objects import KueueObjects, read_kueue
 from dra_agent.explain.printed_object import first_misfit
 from dra_agent.explain.taint_rules import taint_rules, tainted
-from dra_agent.explain.workloads import POD_GROUP, PodSet, pod_sets
+from dra_agent.explain.workloads import COMPOSITE, POD_GROUP, PodSet, pod_sets
 from dra_agent.kube_client import (
     DEVICE_CLASSES,
     EVENTS,
@@ -36,6 +36,7 @@ from dra_agent.kube_client import (
 
 RESOURCE_QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota", namespaced=True)
 POD_GROUPS = Kind("scheduling.k8s.io", "v1beta1", "podgroups", "PodGroup", namespaced=True)
+COMPOSITE_POD_GROUPS = Kind("scheduling.k8s.io", "v1alpha3", "compositepodgroups", COMPOSITE, namespaced=True)
 WORKLOADS: Mapping[str, Sequence[Kind]] = {
     "Deployment": (Kind("apps", "v1", "deployments", "Deployment", namespaced=True),),
     "ReplicaSet": (Kind("apps", "v1", "replicasets", "ReplicaSet", namespaced=True),),
@@ -47,6 +48,7 @@ WORKLOADS: Mapping[str, Sequence[Kind]] = {
     ),
     # Kubernetes 1.36 has v1alpha2 only.
     "PodGroup": (POD_GROUPS, POD_GROUPS._replace(version="v1alpha2")),
+    COMPOSITE: (COMPOSITE_POD_GROUPS,),
 }
 """Objects with several pods, by kind; of several versions the first that the server has is read."""
 _MAX_PLACED_PODS = 50_000
@@ -71,6 +73,8 @@ class Snapshot:
     """Of all namespaces, those with a node: they use what device plugins serve. None if that was not read."""
     groups: list[Object] | None = None
     """Pod groups of the namespace; most clusters have no such kind (KEP-5729)."""
+    composites: list[Object] | None = None
+    """Composite pod groups of the namespace (KEP-6012); None if no pod group is part of one, or they are not known."""
     workloads: dict[str, list[Object]] = field(default_factory=dict)
     """Objects with several pods, by kind: those that were requested, or those of a dump."""
     kueue: KueueObjects | None = None
@@ -95,7 +99,10 @@ class Snapshot:
 
     def workload(self, kind: str, name: str) -> Object | None:
         """Find an object with several pods, of the namespace."""
-        found = self.groups or [] if kind == "PodGroup" else self.workloads.get(kind, [])
+        if kind == COMPOSITE:
+            found = self.composites or self.workloads.get(kind, [])
+        else:
+            found = self.groups or [] if kind == POD_GROUP else self.workloads.get(kind, [])
         return _named(found, name, self.namespace)
 
     def group_of(self, pod: Object) -> Object | None:
@@ -106,6 +113,11 @@ class Snapshot:
 def group_name(pod: Object) -> str:
     """Return the name of a pod's group, or ""."""
     return str(((pod.get("spec") or {}).get("schedulingGroup") or {}).get("podGroupName") or "")
+
+
+def parent_name(group: Object) -> str:
+    """Return the name of the composite pod group that a group is part of, or ""."""
+    return str((group.get("spec") or {}).get("parentCompositePodGroupName") or "")
 
 
 async def read(
@@ -178,7 +190,7 @@ async def read(
         listed(NODES, "labels, taints and nodes without devices are not known"),
         listed(RESOURCE_QUOTAS, "quotas are not checked", within=namespace),
         taint_rules(api),
-        listed(POD_GROUPS, "", within=namespace, optional=True),
+        listed(POD_GROUPS, "which pod groups it has is not known", within=namespace, optional=workload != COMPOSITE),
         allowed(
             api.get(NAMESPACES, namespace), f"cannot get namespace {namespace}", "its labels are not known", found.notes
         ),
@@ -188,8 +200,11 @@ async def read(
     found.workloads = await asked_for()
     if with_kueue or found.workloads.get("Workload"):
         found.kueue = await read_kueue(api, namespace)
+    if workload == COMPOSITE or any(parent_name(group) for group in found.groups or found.workloads.get(POD_GROUP, ())):
+        so = "a pod group is evaluated without the composite pod group that it is part of"
+        found.composites = await listed(COMPOSITE_POD_GROUPS, so, within=namespace)
     if found.groups is None:
-        found.groups = found.workloads.get("PodGroup")
+        found.groups = found.workloads.get(POD_GROUP)
     # Optional: the result is complete without Events.
     listed_events = await allowed(api.list(EVENTS, namespace=namespace, fields={"regarding.name": about}), "", "", [])
     found.events = _messages(listed_events.items if listed_events else [])
@@ -226,7 +241,7 @@ def _concerns(pod: Object, about: str) -> bool:
 
 def _pod_sets(kind: str, values: Sequence[Object]) -> list[PodSet]:
     try:
-        return [] if kind == POD_GROUP else [one for value in values for one in pod_sets(kind, value)]
+        return [] if kind in (POD_GROUP, COMPOSITE) else [one for value in values for one in pod_sets(kind, value)]
     except UsageError:
         return []  # It is reported where the workload is explained.
 

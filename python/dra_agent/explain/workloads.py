@@ -20,7 +20,9 @@ WORKLOAD = "Workload"
 """Of Kueue. The kind of scheduling.k8s.io with this name has no pod templates."""
 POD_GROUP = "PodGroup"
 """Of scheduling.k8s.io. It has no pod template: its pods name it."""
-GROUPS = {WORKLOAD: "kueue.x-k8s.io", POD_GROUP: "scheduling.k8s.io"}
+COMPOSITE = "CompositePodGroup"
+"""Of scheduling.k8s.io. It has no pods: pod groups, and other groups of groups, name it as their parent."""
+GROUPS = {WORKLOAD: "kueue.x-k8s.io", POD_GROUP: "scheduling.k8s.io", COMPOSITE: "scheduling.k8s.io"}
 """API groups of kinds whose names other groups have too."""
 _JOB_SET_NAME, _REPLICATED_JOB_NAME = "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/replicatedjob-name"
 _JOB_NAME = "batch.kubernetes.io/job-name"
