@@ -232,29 +232,27 @@ def test_the_rack_of_a_group_is_in_the_zone_of_the_whole(
                 devices = [{"name": f"unit-{one}"} for one in range(number)]
                 labels = {RACK: rack, ZONE: zone}
                 stack.enter_context(node_with_devices(cluster, f"{zone}-{rack}", DRIVER, devices, labels=labels))
+        cluster.control_plane.scheduler.kill()
         composite(namespace, "both", 2, topology=ZONE)
         groups = [gang(namespace, name, 2, "both", topology=RACK) for name in ("left", "right")]
-        namespace.api.wait(lambda: all(len(group.nodes()) == 2 for group in groups), "both groups are bound")
-        assert {tuple(set(group.nodes().values())) for group in groups} == {("z1-r1",), ("z1-r2",)}
-        for group in groups:
-            group.delete()
-        cluster.control_plane.scheduler.kill()
-        for group in groups:
-            group.pods.clear()
-            for _ in range(2):
-                group.add_pod()
         answer = explain("compositepodgroup/both")
         assert answer["fits"], answer["summary"]
+        # Of two racks with as many pods, kube-scheduler takes any.
         assert [group["value"] for group in answer["groups"]] == ["z1", "r1", "r2"]
+        assert any("kube-scheduler takes any of these" in note for note in answer["notes"])
         cluster.control_plane.scheduler.start()
+        namespace.api.wait(lambda: all(len(group.nodes()) == 2 for group in groups), "both groups are bound")
+        assert sorted(node for group in groups for node in set(group.nodes().values())) == ["z1-r1", "z1-r2"]
 
 
 def test_parents_that_are_missing_or_form_a_cycle(namespace: Namespace, racks: None, explain: Explain) -> None:
+    """kube-scheduler 1.37.1 reports nothing about such pods; another pod starts meanwhile."""
     lost, looped = gang(namespace, "lost", 1, "later"), gang(namespace, "looped", 1, "one")
     composite(namespace, "one", 1, parent="two")
     composite(namespace, "two", 1, parent="one")
-    namespace.api.wait(lambda: "cycle detected" in message_of(namespace, "looped-0"), "the scheduler finds the cycle")
-    namespace.api.wait(lambda: "later" in message_of(namespace, "lost-0"), "the scheduler waits for the parent")
+    use_one(namespace, "other", "r1")
+    assert not lost.nodes() and not looped.nodes()
+    assert not message_of(namespace, "lost-0") and not message_of(namespace, "looped-0")
     for name in ("podgroup/looped", "compositepodgroup/one"):
         answer = explain(name)
         assert not answer["fits"] and "are part of each other" in answer["summary"]
@@ -269,8 +267,8 @@ def test_parents_that_are_missing_or_form_a_cycle(namespace: Namespace, racks: N
 def test_a_composite_group_waits_for_enough_pods(namespace: Namespace, racks: None, explain: Explain) -> None:
     composite(namespace, "both", 2)
     left, right = gang(namespace, "left", 1, "both"), gang(namespace, "right", 1, "both", minimum=2)
-    expected = 'waiting for composite pod group "both" tree to meet quorum'
-    namespace.api.wait(lambda: expected in message_of(namespace, "left-0"), "the scheduler waits for pods")
+    use_one(namespace, "other", "r1")
+    assert not left.nodes() and not right.nodes() and not message_of(namespace, "left-0")
     answer = explain("compositepodgroup/both")
     assert not answer["fits"]
     assert answer["summary"].endswith("pod group right waits for 2 pods, and there is 1")

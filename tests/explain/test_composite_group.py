@@ -348,7 +348,7 @@ def test_the_number_of_groups_and_pods_is_limited() -> None:
     assert not answer["fits"] and answer["failure"]["member"] == "g0001-0" and len(answer["groups"]) == MAX_GROUPS
 
 
-def test_groups_of_other_namespaces_are_no_part(explain: Run) -> None:
+def test_groups_of_other_namespaces_are_left_out(explain: Run) -> None:
     other = group("right", 2, "both")
     other["metadata"]["namespace"] = "other"
     cluster = [slices("n1", "AAAA"), composite("both", 1), group("left", 2, "both"), other, *members("left", 2)]
@@ -404,6 +404,18 @@ def test_groups_of_a_cluster(cluster: FakeApi, tmp_path: Path, capsys: pytest.Ca
     assert main(["explain", "compositepodgroup/absent", "--kubeconfig", path]) == 2
     assert "there is no compositepodgroup absent in namespace default" in capsys.readouterr().err
     assert {request.method for request in cluster.requests} == {"GET"}
+
+
+@pytest.mark.parametrize("plural", ["podgroups", "pods"])
+def test_parts_that_may_not_be_listed(
+    cluster: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str], plural: str
+) -> None:
+    path = str(cluster.kubeconfig(tmp_path / "kubeconfig"))
+    cluster.fail(403, methods="GET", path=f"/default/{plural}?", times=None)
+    assert main(["explain", "compositepodgroup/both", "--kubeconfig", path, "-o", "json", *TIMEOUT]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["summary"] == f"is not evaluated: {plural} of namespace default are not known"
+    assert any(f"cannot list {plural} in namespace default" in note for note in answer["notes"])
 
 
 def test_composite_groups_that_may_not_be_listed(

@@ -163,6 +163,29 @@ def test_a_claim_with_derived_attributes_is_not_evaluated(run: Run, asked: Json)
     assert run(cluster, "capacity", "pod/other")["total"] == 1
 
 
+@pytest.mark.parametrize("asked", DERIVING.values(), ids=DERIVING)
+def test_a_file_of_such_a_claim_is_not_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: Json
+) -> None:
+    """The slices are those of a cluster, so the result is that of `explain claim/NAME` there."""
+    monkeypatch.chdir(tmp_path)
+    Path("slices.json").write_text(json.dumps(published(slice_of(device("a")))[0]))
+    Path("class.json").write_text(json.dumps(CLASS))
+    own: Json = {"apiVersion": API, "kind": "ResourceClaim", **claim(asked)}
+    Path("claim.json").write_text(json.dumps(own))
+    reason = "request main of claim default/claim has derivedAttributes (DRADerivedAttributes)"
+    command = ["explain", "-f", "claim.json", "--slices", "slices.json", "--classes", "class.json", "--node", "n1"]
+    assert main(command) == 1
+    text = capsys.readouterr().out
+    assert text.startswith(f"is not evaluated on node n1: {reason}, which only kube-scheduler evaluates")
+    assert main([*command, "-o", "json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["fits"], answer["error"], answer["claims"], answer["results"]) == (False, None, [], [])
+    own["status"] = allocated_claim("claim", {"device": "a"})["status"]
+    Path("claim.json").write_text(json.dumps(own))
+    assert main([*command, "-o", "json"]) == 0, "an allocated claim keeps its devices"
+
+
 def test_an_allocated_claim_with_derived_attributes_holds_its_devices(run: Run) -> None:
     held = claim(DERIVING["exactly"])
     held["status"] = allocated_claim("claim", {"device": "a"})["status"]

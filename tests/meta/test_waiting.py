@@ -69,6 +69,7 @@ SHORT_LIMITS: dict[str, tuple[int, str]] = {
     "examples/test_notice_recipes.py": (2, "a process that must not end"),
     "explain/test_claim_deadline.py": (2, "a fake clock"),
     "explain/test_explain.py": (1, "CPU time"),
+    "explain/test_composite_group.py": (1, "a fake clock"),
     "explain/test_gang_nodes.py": (3, "a fake clock"),
     "explain/test_gang_topology.py": (1, "a fake clock"),
     "fake_apiserver/test_request_rate.py": (1, "the request waits for minutes"),

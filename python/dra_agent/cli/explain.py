@@ -114,7 +114,7 @@ def _explain_files(args: argparse.Namespace) -> int:
     from dra_agent.cli.output import emit
     from dra_agent.errors import UsageError
     from dra_agent.explain import explain, read_inputs
-    from dra_agent.explain.gates import gates_in_use, notes_of
+    from dra_agent.explain.gates import derived_attributes, gates_in_use, notes_of
     from dra_agent.explain.pending import search_s
     from dra_agent.manifests import load_manifests
 
@@ -132,8 +132,13 @@ def _explain_files(args: argparse.Namespace) -> int:
     gates = gates_in_use(state["slices"])
     for note in notes_of(gates) if args.slices else ():
         print(f"note: {note}", file=sys.stderr)
-    seconds = search_s(args.timeout, inputs.claims)
-    explanation = explain(claims=inputs.claims, gates=gates, deadline=seconds, **state)
+    reason = derived_attributes(inputs.claims) if inputs.slices else None
+    if reason:
+        # Of a cluster, whose kube-scheduler may have them. The agent of a host allocates itself, and has none.
+        explanation = _not_evaluated(state["node"], reason)
+    else:
+        seconds = search_s(args.timeout, inputs.claims)
+        explanation = explain(claims=inputs.claims, gates=gates, deadline=seconds, **state)
     if args.slices and not inputs.slices:
         explanation["summary"] = NO_SLICES
     if args.output == "table":
@@ -141,6 +146,20 @@ def _explain_files(args: argparse.Namespace) -> int:
     else:
         emit(explanation, args.output)
     return 0 if explanation["fits"] else 1
+
+
+def _not_evaluated(node: str | dict[str, Any], reason: str) -> dict[str, Any]:
+    name = node if isinstance(node, str) else node["metadata"]["name"]
+    summary = f"is not evaluated on node {name}: {reason}"
+    return {
+        "node": name,
+        "fits": False,
+        "error": None,
+        "summary": summary,
+        "claims": [],
+        "pools": [],
+        "results": [],
+    }
 
 
 def _explain_pods(args: argparse.Namespace, loaded: Sequence[LoadedObject]) -> int:

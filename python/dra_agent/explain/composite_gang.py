@@ -29,7 +29,8 @@ def gang_of_composite(
     Raises:
         UsageError: It has too many groups or pods.
     """
-    for objects, plural in ((snapshot.composites, "compositepodgroups"), (snapshot.groups, "podgroups")):
+    needed = {"compositepodgroups": snapshot.composites, "podgroups": snapshot.groups, "pods": snapshot.pods}
+    for plural, objects in needed.items():
         if objects is None:
             reason = f"is not evaluated: {plural} of namespace {snapshot.namespace} are not known"
             return Gang(subject, [], [], 0, problems=[reason])

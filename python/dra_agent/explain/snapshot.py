@@ -200,7 +200,8 @@ async def read(
     found.workloads = await asked_for()
     if with_kueue or found.workloads.get("Workload"):
         found.kueue = await read_kueue(api, namespace)
-    if workload == COMPOSITE or any(parent_name(group) for group in found.groups or found.workloads.get(POD_GROUP, ())):
+    # Without all pod groups, what a composite one has is not known either.
+    if workload == COMPOSITE or any(parent_name(group) for group in found.groups or ()):
         so = "a pod group is evaluated without the composite pod group that it is part of"
         found.composites = await listed(COMPOSITE_POD_GROUPS, so, within=namespace)
     if found.groups is None:

@@ -261,7 +261,7 @@ pub(crate) fn new_task<'a>(
     let fail = |message: String| Error::request(&claim_name(claim), &request.name(), message);
     if request.derived_attributes {
         return Err(fail(
-            "derivedAttributes need the feature gate DRADerivedAttributes, which is off".to_owned(),
+            "derivedAttributes (feature gate DRADerivedAttributes) are not supported".to_owned(),
         ));
     }
     if let Some(index) = request
