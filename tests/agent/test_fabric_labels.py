@@ -17,7 +17,9 @@ import pytest
 from dra_agent import atomic_file, simulate
 from dra_agent.agent.fabric_labels import fabric_labels
 from dra_agent.agent.feature_file import FeatureFile
+from dra_agent.agent.leadership import Leadership
 from dra_agent.agent.node_labels import NodeLabels, owned_labels
+from dra_agent.agent.rolling_update import InstanceRegistry
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Device, Inventory
@@ -404,3 +406,34 @@ def test_a_feature_file_that_was_not_completed_is_removed(feature_file: Callable
 def test_a_feature_file_with_other_contents_is_replaced(feature_file: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / f"dra-agent-{DRIVER}").write_bytes(b"\xff\x00example.com/other=x\n=\n")
     feature_file(gpu(0, rack="r1"), expected=f"{PREFIX}rack=r1\n")
+
+
+def test_the_feature_file_of_a_leader_of_a_moment_is_replaced(tmp_path: Path) -> None:
+    """The other agent, whose labels differ, stops in order before this one checks again which of them leads."""
+    folder, state = tmp_path / "features.d", tmp_path / "state"
+    folder.mkdir()
+    inventory = Inventory(devices=(gpu(0, rack="r1"),))
+
+    async def main() -> None:
+        instances = InstanceRegistry(state, "first")
+        leadership = Leadership(instances)
+        leadership.report_able(True)
+        file = FeatureFile(
+            folder, driver=DRIVER, is_wanted=True, inventory=lambda: inventory, is_leader=leadership.is_leader
+        )
+        leadership.watch(lambda leads: file.check() if leads else None)
+        file.start()
+        path = await eventually_async(lambda: next(folder.glob(f"dra-agent-{DRIVER}"), None))
+
+        other = InstanceRegistry(state, "other")
+        its_leadership = Leadership(other)
+        its_leadership.report_able(True)
+        assert its_leadership.is_leader()
+        path.write_text(f"{PREFIX}rack=r2\n")
+        its_leadership.resign()
+        other.close()
+        await eventually_async(lambda: path.read_text() == f"{PREFIX}rack=r1\n")
+        await file.stop()
+        instances.close()
+
+    asyncio.run(main())

@@ -75,26 +75,6 @@ def test_the_death_of_an_instance_is_noticed(tmp_path: Path) -> None:
         assert asyncio.run(asyncio.wait_for(kill_and_watch(process), 60)) == [True]
 
 
-@pytest.mark.parametrize("is_asked", [True, False])
-def test_a_leader_that_was_none_for_a_moment_is_reported(tmp_path: Path, is_asked: bool) -> None:
-    """The other one begins and ends between two checks, whether or not it was asked meanwhile which one leads."""
-    first = InstanceRegistry(tmp_path, "first")
-    first.report(LeadershipState.ABLE)
-
-    async def watched() -> list[bool]:
-        changes: list[bool] = []
-        first.watch(changes.append, interval_s=0.01)
-        other = InstanceRegistry(tmp_path, "other")
-        other.report(LeadershipState.ABLE)
-        assert not is_asked or not first.is_leader()
-        other.close()
-        assert not is_asked or first.is_leader()
-        return await eventually_async(lambda: changes)
-
-    assert asyncio.run(asyncio.wait_for(watched(), 60)) == [True]
-    first.close()
-
-
 def test_a_change_of_the_leader_is_known_while_the_disk_does_not_respond(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -107,12 +109,47 @@ def test_the_page_shows_a_scan_without_an_agent(ui: Callable[..., Ui]) -> None:
     assert page.log.read_text() == page.url + "\n"
 
 
-def test_a_second_signal_does_not_keep_it_from_ending(ui: Callable[..., Ui]) -> None:
+SIGNALS_IN_HANDLER = """
+import os, signal, sys
+from dra_agent.cli.main import main
+
+register, left = signal.signal, 200
+
+def trace(frame, event, argument):
+    global left
+    if left:
+        left -= 1
+        os.kill(os.getpid(), signal.SIGTERM)
+    return trace
+
+def register_traced(number, handler):
+    def traced(number, frame):
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            handler(number, frame)
+        finally:
+            sys.settrace(before)
+    return register(number, traced if callable(handler) else handler)
+
+signal.signal = register_traced
+sys.exit(main(sys.argv[1:]))
+"""
+"""Runs a command whose process gets a signal again at every line of the handler, and of what the handler calls."""
+
+
+def test_a_second_signal_does_not_keep_it_from_ending(tmp_path: Path, state: Path) -> None:
     """As from `timeout`, which passes a signal on and sends it to its process group too."""
-    page = ui("--simulate", "vm-1gpu")
-    for _ in range(200):
-        page.process.send_signal(signal.SIGTERM)
-    assert page.process.wait(DEADLINE_S) == 0
+    command = [sys.executable, "-c", SIGNALS_IN_HANDLER, "ui", "--port", "0", "--state-dir", str(state)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DRA_AGENT_", "KUBE"))}
+    environment |= {"HOME": str(tmp_path)}
+    with subprocess.Popen([*command, "--simulate", "vm-1gpu"], stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None and process.stdout.readline().startswith(b"http://")
+        process.terminate()
+        try:
+            assert process.wait(DEADLINE_S) == 0
+        finally:
+            process.kill()
 
 
 def test_a_used_port_is_named(ui: Callable[..., Ui], state: Path, tmp_path: Path) -> None:

@@ -6,6 +6,10 @@ writes to the API server: the newest of those whose writes have succeeded, or th
 An instance is a file `instances/ORDER-UID` below the state directory, locked with flock(2) for its owner's life, so
 that a crash needs no cleanup. Its size is the owner's `LeadershipState`: a size needs no block on a full disk. An empty
 file belongs to a version that does not report it, and leads while it runs.
+
+The size of `instances/.leader` is the order of the last leader. An instance records itself there before it writes as
+the leader, so that one that leads again knows that another one led since, and replaces what that one wrote. The record
+need not survive a power cut: every instance starts again then, and a new one compares everything.
 """
 
 from __future__ import annotations
@@ -33,8 +37,13 @@ EXPIRE_AFTER_S = 600.0
 """Seconds for which an exited instance keeps its rank: a restarted container is as old as its pod."""
 _FOLDER = "instances"
 _REGISTER = ".register"
+_LAST_LEADER = ".leader"
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ENTRY = re.compile(r"(\d{12})-(.+)")
+
+
+Trace = tuple[int, int, int]
+"""Order of an instance, size of its file, and the time of its last change in nanoseconds."""
 
 
 def check_uid(uid: str) -> None:
@@ -67,9 +76,13 @@ class InstanceRegistry:
         self._task: asyncio.Task[None] | None = None
         self._state = LeadershipState.UNABLE
         self._answers: set[bool] = set()
-        """What `is_leader` has returned since the last check of `watch`."""
+        """What `is_leader` has returned since the last check of `watch`; also False if another instance led since."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._record = self._folder / _LAST_LEADER
+            self._record.touch(mode=0o600)
+            self._last_leader = self._record.stat().st_size
+            """The last leader at the latest call of `is_leader`, by its order."""
             with self._registering():
                 self._order, self._handle = self._claim_place(uid)
         except OSError as error:
@@ -93,6 +106,8 @@ class InstanceRegistry:
         Exactly one of the living instances leads at any moment. RetryableError where the files cannot be read.
         """
         leads = self._leader() == self._order
+        if leads:
+            self._record_leader()
         self._answers.add(leads)
         return leads
 
@@ -105,13 +120,14 @@ class InstanceRegistry:
         """Publish this agent's state to the other agents.
 
         With ABLE an older leader stops writing from its next request on; with less an older one that can write leads
-        again. RetryableError where the file cannot be changed.
+        again. RetryableError where the file cannot be changed, or the others cannot be read.
         """
         try:
             os.ftruncate(self._handle, state)
         except OSError as error:
             raise RetryableError(f"cannot be changed: {error.strerror}", where=str(self._folder)) from error
         self._state = state
+        self.is_leader()  # the state may change again before the next check
 
     def watch(self, changed: Callable[[bool], None], interval_s: float = POLL_INTERVAL_S) -> None:
         """Call `changed` on the running loop with the value of `is_leader` whenever it changes.
@@ -119,42 +135,17 @@ class InstanceRegistry:
         Also if it had the other value for a moment: who asked then waits for this call, and what the other agent has
         written is to be replaced.
         """
+        known_traces, known = self.traces(), self.is_leader()
+        self._answers.clear()
         self._task = asyncio.get_running_loop().create_task(
-            self._watch(changed, self.is_leader(), self._before_this(), interval_s), name="instances"
+            self._watch(changed, known, known_traces, interval_s), name="instances"
         )
 
-    def close(self) -> None:
-        """Release the place."""
-        if self._task is not None:
-            self._task.cancel()
-        os.close(self._handle)
+    def traces(self) -> frozenset[Trace]:
+        """Return what each other instance of the last minutes has left, also if it has ended.
 
-    async def _watch(
-        self, changed: Callable[[bool], None], known: bool, known_before: set[tuple[int, int]], interval_s: float
-    ) -> None:
-        while True:
-            await asyncio.sleep(interval_s)
-            answers, self._answers = self._answers, set()
-            try:
-                now, before = self._leader() == self._order, self._before_this()
-            except RetryableError as error:
-                log.warning("it is not known which agent leads", extra={"reason": str(error)})
-                self._answers |= answers
-                continue
-            has_led = now and not before <= known_before
-            known_before = before
-            if now != known or (not now) in answers or has_led:
-                known = now
-                log.info("this agent leads now" if now else "another agent leads now")
-                changed(now)
-
-    def _leader(self) -> int:
-        living = {order: state for order, _, path in self._places() if (state := _read_state(path)) is not None}
-        living[self._order] = self._state
-        return max(living, key=lambda order: (living[order], order))
-
-    def _before_this(self) -> set[tuple[int, int]]:
-        """Return the other agents that lead while they run, also ended ones: each with the time of its last change."""
+        It has a new element if another one has started or changed its state since an earlier call.
+        """
         found = set()
         for order, _, path in self._places():
             try:
@@ -163,9 +154,51 @@ class InstanceRegistry:
                 continue
             except OSError as error:
                 raise RetryableError(f"cannot be read: {error.strerror}", where=str(path)) from error
-            if order != self._order and (_state_of(status.st_size), order) > (self._state, self._order):
-                found.add((order, status.st_mtime_ns))
-        return found
+            if order != self._order:
+                found.add((order, status.st_size, status.st_mtime_ns))
+        return frozenset(found)
+
+    def close(self) -> None:
+        """Release the place."""
+        if self._task is not None:
+            self._task.cancel()
+        os.close(self._handle)
+
+    async def _watch(
+        self, changed: Callable[[bool], None], known: bool, known_traces: frozenset[Trace], interval_s: float
+    ) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                # In this order: one that starts in between leads, or leaves a trace for the next check.
+                traces, now = self.traces(), self.is_leader()
+            except RetryableError as error:
+                log.warning("it is not known which agent leads", extra={"reason": str(error)})
+                continue
+            answers, self._answers = self._answers, set()
+            is_new, known_traces = not traces <= known_traces, traces
+            if now != known or (not now) in answers:
+                known = now
+                log.info("this agent leads now" if now else "another agent leads now")
+                changed(now)
+            elif now and is_new:
+                changed(now)  # an instance of a version without the record may have led
+
+    def _leader(self) -> int:
+        living = {order: state for order, _, path in self._places() if (state := _read_state(path)) is not None}
+        living[self._order] = self._state
+        return max(living, key=lambda order: (living[order], order))
+
+    def _record_leader(self) -> None:
+        """Record that this instance leads, and note if another one has led since it did."""
+        with suppress(OSError):  # cleared, or read-only: the node still needs a leader
+            last = self._record.stat().st_size
+            if last != self._last_leader:
+                self._answers.add(False)
+                self._last_leader = last
+            if last != self._order:
+                os.truncate(self._record, self._order)
+                self._last_leader = self._order
 
     @contextmanager
     def _registering(self) -> Iterator[None]:
