@@ -423,7 +423,7 @@ def test_the_feature_file_of_a_leader_of_a_moment_is_replaced(tmp_path: Path) ->
         )
         leadership.watch(lambda leads: file.check() if leads else None)
         file.start()
-        path = await eventually_async(lambda: next(folder.glob(f"dra-agent-{DRIVER}"), None))
+        (path,) = await eventually_async(lambda: list(folder.glob(f"dra-agent-{DRIVER}")))
 
         other = InstanceRegistry(state, "other")
         its_leadership = Leadership(other)
