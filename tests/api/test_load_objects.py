@@ -4,6 +4,7 @@ import io
 import json
 import os
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_alias_expansion_is_limited() -> None:
     text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
     )
-    assert "aliases grow" in error_of(text)
+    assert "more than a million entries, those of its aliases included" in error_of(text)
 
 
 def test_alias_expansion_of_long_texts_is_limited() -> None:
@@ -171,7 +172,18 @@ def test_aliases_of_several_documents_count_together() -> None:
     one = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 5)
     )
-    assert "aliases grow" in error_of("---\n".join([one] * 20))
+    assert "more than a million entries, those of its aliases included" in error_of("---\n".join([one] * 20))
+
+
+def test_a_document_of_too_many_entries_is_refused_before_it_is_built() -> None:
+    tracemalloc.start()
+    try:
+        message = error_of("a: [" + "1," * 2_000_001 + "]")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert message.startswith("claim.yaml:1: not YAML: more than a million entries")
+    assert peak < 100 << 20, "2 million nodes need a gigabyte"
 
 
 @pytest.mark.parametrize("tag", ["!!python/object/apply:os.system", "!!python/object/new:os.system", "!run"])

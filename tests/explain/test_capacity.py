@@ -503,3 +503,35 @@ def test_devices_of_all_added_nodes_together_have_a_limit(command: Command, monk
     code, text, error = command(*query, *changes, "--if", "replace=n1:n1.json")
     assert (code, text) == (2, "")
     assert "the nodes of all changes have 100 devices together, at most 99 can be added; add fewer nodes" in error
+
+
+def test_objects_of_several_namespaces_are_refused(command: Command) -> None:
+    """As kubectl does: a pod uses no template of another namespace."""
+    pod = {**POD, "metadata": {"name": "train", "namespace": "b"}}
+    write([CLASS, TEMPLATE, pod], "mixed.json")
+    code, _, error = command("-f", "mixed.json", "--from", "cluster.json")
+    assert code == 2 and "mixed.json:1: Pod train is in namespace b, and not in default; give objects of one" in error
+    code, _, error = command("-f", "mixed.json", "--from", "cluster.json", "-n", "zz")
+    assert code == 2 and "mixed.json:1: ResourceClaimTemplate one is in namespace default, and not in zz" in error
+
+
+def test_a_list_with_other_items_is_refused(command: Command) -> None:
+    Path("list.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": 3}))
+    code, _, error = command("pod/train", "--from", "cluster.json", "list.json")
+    assert code == 2 and "list.json:1: the items of a List are not a list" in error
+
+
+def test_a_quota_without_a_status_is_named(command: Command) -> None:
+    hard = {"any.deviceclass.resource.k8s.io/devices": "1"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "devices"}, "spec": {"hard": hard}}
+    write([quota], "quota.json")
+    code, text, _ = command("pod/train", "--from", "cluster.json", "quota.json")
+    assert code == 0 and "note: quota devices has no status.hard, and permits everything\n" in text
+
+
+def test_slices_without_a_node_name_need_the_nodes(command: Command) -> None:
+    shared = {"apiVersion": API, "kind": "ResourceSlice", **slice_of(device("d0"), name="all", allNodes=True)}
+    write([CLASS, TEMPLATE, POD, shared], "shared.json")
+    code, text, _ = command("pod/train", "--from", "shared.json")
+    assert code == 1 and "fits nowhere: there is no node\n" in text
+    assert "note: no Node is in the files: slices that name no node count on the nodes that other slices name" in text

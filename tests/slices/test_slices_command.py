@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -91,6 +92,28 @@ def test_a_template_equals_another_node_of_its_kind(
     assert (difference["template"], difference["node"]) == ("NVIDIA H100 80GB HBM3", "NVIDIA H100")
     assert main([*compare, "--node-name", "node-8"]) == 2
     assert "has no slice of driver dra-agent.internal on node node-8" in capsys.readouterr().err
+
+
+def test_earlier_generations_in_a_file_are_not_compared(
+    capsys: pytest.CaptureFixture[str], state_dir: str, tmp_path: Path
+) -> None:
+    host = ("--simulate", "dgx-h100", "--state-dir", state_dir)
+    listed = json.loads(run(capsys, *host, "--node-name", "node-7", "-o", "json"))
+    old = copy.deepcopy(listed["items"][0])
+    old["metadata"]["name"] += "-old"
+    old["spec"]["devices"].pop()
+    pool = listed["items"][0]["spec"]["pool"]
+    pool["generation"] += 1
+    file = tmp_path / "node.json"
+    file.write_text(json.dumps({**listed, "items": [old, *listed["items"]]}))
+    compare = ["slices", "template", *host, "--compare", str(file)]
+    assert main(compare) == 0
+    note = f"pool {pool['name']} is compared in generation {pool['generation']}; 1 slice of an earlier generation is"
+    assert note in capsys.readouterr().err
+    pool["resourceSliceCount"] += 1
+    file.write_text(json.dumps(listed))
+    assert main(compare) == 1
+    assert "is incomplete: it has 1 of 2 slices of generation" in capsys.readouterr().err
 
 
 def test_annotations_of_cluster_api_count_the_gpus(capsys: pytest.CaptureFixture[str], state_dir: str) -> None:

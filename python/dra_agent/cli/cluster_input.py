@@ -28,8 +28,7 @@ def read_users(
         UsageError: A file, an object or a flag is invalid.
     """
     users = [(one.kind, _checked(one, operation)) for one in loaded]
-    spaces = [one.value["metadata"].get("namespace") for one in loaded if one.kind != "DeviceClass"]
-    args.namespace = args.namespace or next((space for space in spaces if space), None)
+    _choose_namespace(args, loaded)
     names = [value["metadata"]["name"] for kind, value in users if kind != "DeviceClass"]
     has_workload = any(kind == WORKLOAD for kind, _ in users)
     pods = [pod for kind, value in users for pod in _pods_of(kind, value)]
@@ -37,6 +36,21 @@ def read_users(
     for kind, value in users:
         _add(snapshot, kind, value)
     return snapshot, [(kind, value) for kind, value in users if kind != "DeviceClass"]
+
+
+def _choose_namespace(args: argparse.Namespace, loaded: Sequence[LoadedObject]) -> None:
+    """Set the namespace to that of the objects unless a flag has set it; UsageError if an object has another one."""
+    for one in loaded:
+        space = one.value["metadata"].get("namespace") if one.kind != "DeviceClass" else None
+        if not space:
+            continue
+        args.namespace = args.namespace or space
+        if space != args.namespace:
+            raise UsageError(
+                f"{one.kind} {one.name} is in namespace {space}, and not in {args.namespace}",
+                where=one.where("metadata.namespace"),
+                hint="give objects of one namespace, and no other one with -n",
+            )
 
 
 def read_snapshot(

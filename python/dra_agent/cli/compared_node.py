@@ -24,8 +24,11 @@ _KIND = "ResourceSlice"
 def slices_of_file(args: argparse.Namespace, driver: str) -> tuple[str, list[Slice]]:
     """Return the only node of the file, or the one that a flag names, and the driver's slices of it.
 
+    The slices are those of the newest generation of each pool.
+
     Raises:
         UsageError: The file cannot be read, or has no such slices.
+        RetryableError: A pool is incomplete.
     """
     from dra_agent.explain.dump import read_dump
 
@@ -47,7 +50,7 @@ def slices_of_file(args: argparse.Namespace, driver: str) -> tuple[str, list[Sli
         hint = "name the node with --node" if nodes and not wanted else ""
         raise UsageError(problem, where=args.compare, hint=hint)
     loaded = [entry for entry in every if _spec(entry).get("nodeName") == wanted]
-    return wanted, loaded
+    return wanted, _current(wanted, loaded, "print the slices of the node again")
 
 
 def slices_of_cluster(args: argparse.Namespace, driver: str) -> tuple[str, list[Slice]]:
@@ -75,7 +78,7 @@ def slices_of_cluster(args: argparse.Namespace, driver: str) -> tuple[str, list[
             else f"see `kubectl get resourceslices --field-selector spec.nodeName={node}`"
         )
         raise UsageError(f"there is no slice of driver {driver}{unknown}", where=f"node {node}", hint=hint)
-    return node, _current(node, found)
+    return node, _current(node, found, "the driver is still publishing it: repeat the command")
 
 
 async def _read(api: ApiClient, node: str) -> tuple[list[Slice], str]:
@@ -116,8 +119,11 @@ def _checked(entry: Slice) -> Slice:
     return entry
 
 
-def _current(node: str, slices: Iterable[Slice]) -> list[Slice]:
-    """Return the slices of the newest generation of each pool, as kube-scheduler uses them."""
+def _current(node: str, slices: Iterable[Slice], hint: str) -> list[Slice]:
+    """Return the slices of the newest generation of each pool, as kube-scheduler uses them.
+
+    RetryableError with this hint for an incomplete pool.
+    """
     from dra_agent.cli.cluster_nodes import newest, number_of_pool
 
     pools: dict[str, list[Slice]] = {}
@@ -134,7 +140,7 @@ def _current(node: str, slices: Iterable[Slice]) -> list[Slice]:
             raise RetryableError(
                 f"pool {name} is incomplete: it has {len(those)} of {needed} slices of generation {generation}{more}",
                 where=f"node {node}",
-                hint="the driver is still publishing it: repeat the command",
+                hint=hint,
             )
         if earlier:
             have = "slice of an earlier generation is" if earlier == 1 else "slices of earlier generations are"

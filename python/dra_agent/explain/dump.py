@@ -55,6 +55,10 @@ def read_dump(paths: Iterable[str], namespace: str, *, pods: Sequence[Object] = 
     asking = [*local("Pod"), *pods]
     if found["Pod"] and served_by_device_plugins(asking, found["Node"], found["DeviceClass"], with_others=True):
         notes.append("what device plugins have left is computed from the pods of the files")
+    unlimited = [quota for quota in local("ResourceQuota") if not (quota.get("status") or {}).get("hard")]
+    notes += [f"quota {quota['metadata']['name']} has no status.hard, and permits everything" for quota in unlimited]
+    if not found["Node"] and any(not (one["spec"] or {}).get("nodeName") for one in found["ResourceSlice"]):
+        notes.append("no Node is in the files: slices that name no node count on the nodes that other slices name")
     return Snapshot(
         namespace,
         slices=tainted(found["ResourceSlice"], found["DeviceTaintRule"], found["DeviceClass"], notes),

@@ -30,6 +30,7 @@ _MAX_ALIASED = 1_000_000
 """How many nodes a document may have once its aliases are written out, and all documents beyond one for each byte."""
 _MAX_ALIASED_TEXT = 16 << 20
 """Characters by which a file may grow once its aliases are written out. In memory they are one object until then."""
+_TOO_LARGE = "more than a million entries, those of its aliases included: give the objects as JSON, or in several files"
 _MAX_DEPTH = 100
 """Maximum nesting of lists and mappings; the API's objects stay below 20."""
 _TOO_DEEP = f"more than {_MAX_DEPTH} nested lists and mappings"
@@ -64,7 +65,7 @@ def read_documents(text: str, file: str) -> Iterator[Document]:
     loader = None
     reader = _Reader(file, len(text))
     try:
-        _refuse_deep(yaml.parse(text, kind), file)
+        _refuse_large(yaml.parse(text, kind), file)
         loader = kind(text)
         while loader.check_node():
             node: yaml.Node | None = loader.get_node()
@@ -83,12 +84,15 @@ def read_documents(text: str, file: str) -> Iterator[Document]:
             loader.dispose()
 
 
-def _refuse_deep(events: Iterable[Any], file: str) -> None:
-    """Parses events first: PyYAML builds nodes recursively, and libyaml has no limit."""
+def _refuse_large(events: Iterable[Any], file: str) -> None:
+    """Parses events first: PyYAML builds nodes recursively and in memory, and libyaml has no limit."""
     import yaml
 
-    depth = 0
+    depth = entries = 0
     for event in events:
+        entries = 0 if isinstance(event, yaml.DocumentStartEvent) else entries + isinstance(event, yaml.NodeEvent)
+        if entries > 2 * _MAX_ALIASED:  # keys are events, too
+            raise _unreadable(_TOO_LARGE, file, event.start_mark.line + 1 if event.start_mark else None)
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > _MAX_DEPTH:
@@ -124,7 +128,7 @@ class _Reader:
         if depth > _MAX_DEPTH:  # through aliases, the stream of events being shallow
             raise self._error(node, _TOO_DEEP)
         if self._visited > min(_MAX_ALIASED, self._nodes):
-            raise self._error(node, "its aliases grow to more than a million entries")
+            raise self._error(node, _TOO_LARGE)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
         if isinstance(node, yaml.SequenceNode):

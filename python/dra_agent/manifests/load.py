@@ -163,7 +163,9 @@ def _objects_of(document: Document, file: str, number: int) -> Iterator[LoadedOb
         raise UsageError("not an object: a document must have apiVersion, kind and spec", where=where)
     kind = document.value.get("kind")
     items = document.value.get("items")
-    if isinstance(kind, str) and kind.endswith("List") and (isinstance(items, list) or items is None):
+    if isinstance(kind, str) and kind.endswith("List"):
+        if items is not None and not isinstance(items, list):
+            raise UsageError(f"the items of a {kind} are not a list", where=f"{file}:{document.line_of('items')}")
         for item in document.items("items") if items else []:
             yield from _objects_of(item, file, number)
     else:
