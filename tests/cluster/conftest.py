@@ -91,6 +91,7 @@ EXTENDED = {
     "test_health_unmonitored",
     "test_hung_driver",
     "test_jobset",
+    "test_cluster_autoscaler",
     "test_karpenter",
     "test_kueue_topology",
     "test_kueue",
@@ -176,7 +177,8 @@ SINCE = {
     "test_pool_status": "1.37",
     "test_claims_tolerate_the_taints_of_agent_and_rule": "1.37",
     "test_untolerated_taint_is_named": "1.37",
-    # Karpenter's permissions and objects were tried with this version only.
+    # The permissions and objects of these autoscalers were tried with this version only.
+    "test_cluster_autoscaler": "1.37",
     "test_karpenter": "1.37",
 }
 """Modules and tests that use what an earlier version of Kubernetes does not have; others run with each version."""

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 
 import pytest
 import yaml
@@ -18,7 +15,8 @@ import yaml
 from cluster.conftest import apply_classes
 from cluster.kube import prerequisites
 from cluster.kube.agent import DRIVER
-from cluster.kube.api import EVENTS, NODES, SLICES, Api, ApiStatusError, Kind, Object
+from cluster.kube.api import EVENTS, NODES, SLICES, Api, Kind, Object
+from cluster.kube.bare_node import reported_as_ready
 from cluster.kube.cluster import Cluster, running
 from cluster.kube.karpenter import Karpenter, instance_type
 from cluster.kube.process import LONG_TIMEOUT_S
@@ -32,7 +30,6 @@ WITH_DEVICES, WITHOUT_DEVICES, WITHOUT_BINDINGS = "gpus.large", "plain.large", "
 PRICES = {WITHOUT_DEVICES: 1.0, WITH_DEVICES: 2.0, WITHOUT_BINDINGS: 3.0}
 """Of the instance types: Karpenter adds a node of the cheapest one on which a pod fits."""
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-HEARTBEAT_S = 5.0
 
 AgentCommand = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -101,29 +98,6 @@ def no_nodes(karpenter: Karpenter, namespace: Namespace) -> Iterator[None]:
         lambda: not api.list(NODE_CLAIMS) and not [one for one in nodes if one and api.find(NODES, one)],
         "the nodes that Karpenter added are gone",
     )
-
-
-@contextmanager
-def reported_as_ready(api: Api, node: str) -> Iterator[None]:
-    """Report a node without a kubelet as ready, repeatedly, during the block."""
-    ended = threading.Event()
-
-    def report() -> None:
-        while not ended.is_set():
-            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "simulated"}
-            times = {"lastHeartbeatTime": now, "lastTransitionTime": now}
-            with suppress(OSError, ApiStatusError):
-                api.patch(NODES, node, {"status": {"conditions": [{**ready, **times}]}}, subresource="status")
-            ended.wait(HEARTBEAT_S)
-
-    thread = threading.Thread(target=report)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def only_node_claim(api: Api) -> Object:
