@@ -17,8 +17,8 @@ import yaml
 from cluster.conftest import apply_classes
 from cluster.kube import prerequisites
 from cluster.kube.agent import DRIVER
-from cluster.kube.api import CLAIMS, EVENTS, NODES, PODS, SLICES, Object
-from cluster.kube.bare_node import reported_as_ready
+from cluster.kube.api import CLAIMS, EVENTS, NODES, PODS, Object
+from cluster.kube.bare_node import remove_slices, reported_as_ready
 from cluster.kube.cluster import Cluster, running
 from cluster.kube.cluster_autoscaler import NODE_GROUP_LABEL, ClusterAutoscaler, NotDownloadedError
 from cluster.kube.process import LONG_TIMEOUT_S
@@ -86,9 +86,7 @@ def no_nodes(autoscaler: ClusterAutoscaler, namespace: Namespace) -> Iterator[No
     nodes = [node for group in HARDWARE for node in autoscaler.nodes(group)]
     for node in nodes:
         api.delete(NODES, node)
-    for found in api.list(SLICES):
-        if found["spec"].get("nodeName") in nodes:
-            api.delete(SLICES, found["metadata"]["name"])
+    remove_slices(api, nodes)
 
 
 def wait_for_nodes(autoscaler: ClusterAutoscaler, group: str, count: int) -> list[str]:

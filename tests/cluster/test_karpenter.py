@@ -15,8 +15,8 @@ import yaml
 from cluster.conftest import apply_classes
 from cluster.kube import prerequisites
 from cluster.kube.agent import DRIVER
-from cluster.kube.api import EVENTS, NODES, SLICES, Api, Kind, Object
-from cluster.kube.bare_node import reported_as_ready
+from cluster.kube.api import EVENTS, NODES, Api, Kind, Object
+from cluster.kube.bare_node import remove_slices, reported_as_ready
 from cluster.kube.cluster import Cluster, running
 from cluster.kube.karpenter import Karpenter, instance_type
 from cluster.kube.process import LONG_TIMEOUT_S
@@ -91,9 +91,7 @@ def no_nodes(karpenter: Karpenter, namespace: Namespace) -> Iterator[None]:
     nodes = [str(found.get("status", {}).get("nodeName", "")) for found in api.list(NODE_CLAIMS)]
     for found in api.list(NODE_CLAIMS):
         api.delete(NODE_CLAIMS, found["metadata"]["name"])
-    for found in api.list(SLICES):
-        if found["spec"].get("nodeName") in nodes:
-            api.delete(SLICES, found["metadata"]["name"])
+    remove_slices(api, nodes)
     api.wait(
         lambda: not api.list(NODE_CLAIMS) and not [one for one in nodes if one and api.find(NODES, one)],
         "the nodes that Karpenter added are gone",

@@ -448,3 +448,12 @@ def test_the_deadline_is_reported(deadline_clock: DeadlineClock, monkeypatch: py
     assert not answer["fits"] and answer["failure"] is None and answer["search"] is None
     assert answer["summary"].endswith("; the other groups have no result in time")
     assert answer["groups"][2]["fits"] is None
+
+
+def test_pods_that_permit_no_node_of_the_topology(explain: Run) -> None:
+    cluster = [node("n1"), node("n2"), slices("n1", "AAAA")]
+    groups = [*PAIR[:2], group("right", 2, "both", RACK)]
+    pods = [*members("left", 2), *members("right", 2, nodeSelector={RACK: "rack-2"})]
+    _, answer = explain([*cluster, *groups, *pods], "compositepodgroup/both")
+    assert answer["groups"][2]["value"] == "rack-1"
+    assert answer["failure"]["reason"] == "its pod permits none of the nodes with rack=rack-1"

@@ -37,7 +37,15 @@ exit code: 0 it fits or is allocated, 1 it is not, 2 wrong use
 
 DEADLINE_S = 10
 POD_KINDS = (
-    *("Pod", "Deployment", "ReplicaSet", "StatefulSet", "Job", "JobSet", "PodGroup", "CompositePodGroup", "Workload"),
+    "Pod",
+    "Deployment",
+    "ReplicaSet",
+    "StatefulSet",
+    "Job",
+    "JobSet",
+    "PodGroup",
+    "CompositePodGroup",
+    "Workload",
 )
 """Kinds that are explained in a whole cluster."""
 MAX_NAMED_DEVICES = 3

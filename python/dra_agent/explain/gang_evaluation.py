@@ -12,9 +12,13 @@ from dra_agent.deadline import Deadline
 from dra_agent.explain.gang import Gang
 from dra_agent.explain.gang_nodes import NodeComparison
 from dra_agent.explain.gang_plugins import GangPlugins
+from dra_agent.explain.gang_topology import Topology
 from dra_agent.explain.pending import best_candidate, nodes_of, why
 from dra_agent.explain.snapshot import Snapshot
 
+MIN_FAILURE_S = 1.0
+"""For the reason why a member fits nowhere, if the deadline is over."""
+NO_REASON_IN_TIME: Object = {"node": None, "reason": "the reason has no result in time", "explanation": None}
 MAX_EXPLAINED_NODES = 8
 """Nodes with different reasons of which the best one is explained."""
 SWEEPS_SHARE = 0.3
@@ -37,7 +41,15 @@ class Evaluation:
     blocked: list[Counter[str]] = field(default_factory=list)
     """For each kind, why other nodes are not usable."""
     unknown: dict[str, str] = field(default_factory=dict)
-    """Nodes of which it is not known if a kind can use them, with the reason."""
+    """Nodes of which it is not known if a kind can use them, with the reason. With one, neither a search nor a proof is
+    possible: a pod may be permitted on it."""
+
+    @property
+    def unknown_note(self) -> str:
+        """The first of the nodes that are not known, with its reason, and the number of the others."""
+        (name, reason), *others = self.unknown.items()
+        more = f" and {len(others)} more" if others else ""
+        return f"node {name}{more}: {reason}"
 
 
 def evaluate(
@@ -72,8 +84,19 @@ def evaluate(
     return found
 
 
-def failure_of(evaluation: Evaluation, kind: int, claims: list[Object], names: list[str], deadline: Deadline) -> Object:
-    """Explain why a member fits nowhere, while the earlier ones have their devices."""
+def failure_of(
+    evaluation: Evaluation, kind: int, claims: list[Object], topology: Topology, node: str | None, deadline: Deadline
+) -> Object:
+    """Explain why a member fits on no node of a topology, or not on this one, while the earlier ones have devices."""
+    usable = [name for name in evaluation.usable[kind] if name in topology.nodes]
+    if usable or node is not None or not evaluation.usable[kind]:
+        return _failure_on(evaluation, kind, claims, usable if node is None else [node], deadline)
+    return {"node": None, "reason": f"its pod permits none of the nodes{topology.suffix}", "explanation": None}
+
+
+def _failure_on(
+    evaluation: Evaluation, kind: int, claims: list[Object], names: list[str], deadline: Deadline
+) -> Object:
     cluster = evaluation.cluster
     if not names:
         blocked = evaluation.blocked[kind].most_common(1)

@@ -12,12 +12,12 @@ from dra_agent.api_object import Object
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError
 from dra_agent.explain.gang import Gang
-from dra_agent.explain.gang_evaluation import Evaluation, evaluate, failure_of
+from dra_agent.explain.gang_evaluation import MIN_FAILURE_S, NO_REASON_IN_TIME, Evaluation, evaluate, failure_of
 from dra_agent.explain.gang_limits import impossible
 from dra_agent.explain.gang_placement import Outcome, Placer
 from dra_agent.explain.gang_plugins import GangPlugins
 from dra_agent.explain.gang_remedy import remedy
-from dra_agent.explain.gang_report import has, placements, summary
+from dra_agent.explain.gang_report import evaluated_placements, has, summary
 from dra_agent.explain.gang_search import is_enough
 from dra_agent.explain.gang_topology import Topology, topologies
 from dra_agent.explain.gates import derived_attributes, gates_in_use, notes_of
@@ -26,10 +26,6 @@ from dra_agent.explain.kueue_admission import WAITS_FOR_QUOTA
 from dra_agent.explain.pending import missing_basis, nodes_of
 from dra_agent.explain.snapshot import Snapshot
 
-MIN_FAILURE_S = 1.0
-"""For the reason why a member fits nowhere, if the deadline is over."""
-MIN_COUNT_S = 1.0
-"""For all counts of devices, if the deadline is over."""
 ASSUMED = (
     "assumed: of several nodes, a pod gets the one with its best alternative, then with the fewest of these pods, then "
     "the first by name; kube-scheduler also considers CPU, memory, images, spread and pod affinity"
@@ -132,9 +128,7 @@ def _explained(result: Object, evaluation: Evaluation, snapshot: Snapshot, node:
     # As kube-scheduler does: of several values of the label, the one with the most pods.
     best = max(attempts, key=lambda attempt: len(attempt.outcome.placed))
     late = None if result["fits"] and gang.topology else _late(choices, attempts)
-    result.update(placements(gang, best.outcome.placed))
-    for number, kind in enumerate(result["kinds"]):
-        kind |= {"usable_nodes": len(evaluation.usable[number]), "fits_alone_on": len(evaluation.fitting[number])}
+    result.update(evaluated_placements(evaluation, best.outcome.placed))
     usable = 0
     if best.outcome.failed and (late is None or gang.topology is None):
         result["failure"] = _failed_member(evaluation, best, node)
@@ -144,14 +138,9 @@ def _explained(result: Object, evaluation: Evaluation, snapshot: Snapshot, node:
         where = f"{len(attempts)} values of label {gang.topology}"
         result["notes"].append(f"of {where}, this is the one with the most pods: {best.topology.value}")
     if evaluation.unknown:
-        # Neither a search nor a proof is possible: a pod may be permitted on such a node.
-        (name, reason), *others = evaluation.unknown.items()
-        more = f" and {len(others)} more" if others else ""
-        result["notes"].append(f"node {name}{more}: {reason}")
+        result["notes"].append(evaluation.unknown_note)
     elif not result["fits"] and late is None:
-        proof = impossible(
-            gang, snapshot, evaluation.fitting, evaluation.deadline.at_least(MIN_COUNT_S), evaluation.plugins
-        )
+        proof = impossible(evaluation, snapshot)
         result["search"] = remedy(gang, snapshot, [one.placer for one in attempts], best.outcome, proof)
     return result
 
@@ -189,13 +178,7 @@ def _explainer(
     """Return what explains the first member that fits nowhere, while the earlier ones have their devices."""
 
     def explain(kind: int, claims: list[Object]) -> None:
-        usable = [name for name in evaluation.usable[kind] if name in attempt.topology.nodes]
-        if usable or node is not None or not evaluation.usable[kind]:
-            names = usable if node is None else [node]
-            attempt.failure = failure_of(evaluation, kind, claims, names, deadline)
-        else:
-            reason = f"its pod permits none of the nodes{attempt.topology.suffix}"
-            attempt.failure = {"node": None, "reason": reason, "explanation": None}
+        attempt.failure = failure_of(evaluation, kind, claims, attempt.topology, node, deadline)
 
     return explain
 
@@ -207,5 +190,4 @@ def _failed_member(evaluation: Evaluation, attempt: _Attempt, node: str | None) 
         placer = Placer(evaluation.cluster, evaluation.gang, attempt.placer.nodes, deadline, evaluation.plugins)
         placer.run(evaluation.gang.order, on_failure=_explainer(evaluation, attempt, node, deadline))
     name, number = evaluation.gang.kinds[kind].name, len(attempt.outcome.failed)
-    late = {"node": None, "reason": "the reason has no result in time", "explanation": None}
-    return {"member": member.name, "kind": name, "failed": number, **(attempt.failure or late)}
+    return {"member": member.name, "kind": name, "failed": number, **(attempt.failure or NO_REASON_IN_TIME)}

@@ -15,11 +15,14 @@ from dra_agent.api_object import Object, allocation_of, identity_of, requests_of
 from dra_agent.cluster import Cluster
 from dra_agent.deadline import Deadline
 from dra_agent.explain.gang import Gang
+from dra_agent.explain.gang_evaluation import Evaluation
 from dra_agent.explain.gang_plugins import GangPlugins
 from dra_agent.explain.gates import gates_in_use
 from dra_agent.explain.pending import nodes_of
 from dra_agent.explain.snapshot import Snapshot
 
+MIN_COUNT_S = 1.0
+"""For all counts of devices, if the deadline is over."""
 _SELECTING = ("deviceClassName", "selectors", "tolerations", "capacity")
 """The fields that decide which devices a request matches."""
 
@@ -32,18 +35,10 @@ class _Need(NamedTuple):
     """Devices of each member."""
 
 
-def impossible(
-    gang: Gang, snapshot: Snapshot, nodes: Sequence[Sequence[str]], deadline: Deadline, plugins: GangPlugins
-) -> str | None:
-    """Return why no placement has enough members; None if that is not certain.
-
-    Arguments:
-        gang: The members.
-        snapshot: The cluster.
-        nodes: For each kind, the nodes on which one member fits alone.
-        deadline: Of all counts of devices together.
-        plugins: Where members need no devices for extended resources.
-    """
+def impossible(evaluation: Evaluation, snapshot: Snapshot) -> str | None:
+    """Return why no placement has enough members; None if that is not certain."""
+    gang, nodes, plugins = evaluation.gang, evaluation.fitting, evaluation.plugins
+    deadline = evaluation.deadline.at_least(MIN_COUNT_S)
     for number, kind in enumerate(gang.kinds):
         if kind.members and not nodes[number] and gang.total - len(kind.members) < gang.needed:
             return f"{kind.members[0].name} does not fit even without the other pods"

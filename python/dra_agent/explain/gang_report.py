@@ -7,8 +7,17 @@ from collections.abc import Sequence
 
 from dra_agent.api_object import Object, results_of
 from dra_agent.explain.gang import Gang
+from dra_agent.explain.gang_evaluation import Evaluation
 from dra_agent.explain.gang_placement import Outcome, Placed
 from dra_agent.explain.gang_search import is_enough
+
+
+def evaluated_placements(evaluation: Evaluation, placed: Sequence[Placed]) -> Object:
+    """Return the placements, with the number of nodes on which a member of each kind may be, and fits alone."""
+    found = placements(evaluation.gang, placed)
+    for kind, usable, fitting in zip(found["kinds"], evaluation.usable, evaluation.fitting, strict=True):
+        kind |= {"usable_nodes": len(usable), "fits_alone_on": len(fitting)}
+    return found
 
 
 def placements(gang: Gang, placed: Sequence[Placed]) -> Object:

@@ -6,21 +6,16 @@ from collections.abc import Mapping
 
 from dra_agent.api_object import Object
 from dra_agent.explain.gang import Gang
-from dra_agent.explain.gang_evaluation import Evaluation, failure_of
+from dra_agent.explain.gang_evaluation import MIN_FAILURE_S, NO_REASON_IN_TIME, Evaluation, failure_of
 from dra_agent.explain.gang_limits import impossible
-from dra_agent.explain.gang_plugins import GangPlugins
 from dra_agent.explain.gang_remedy import described
-from dra_agent.explain.gang_report import has, placements
+from dra_agent.explain.gang_report import evaluated_placements, has
 from dra_agent.explain.gang_search import Found
+from dra_agent.explain.gang_topology import Topology
 from dra_agent.explain.group_placement import GroupPlacer, GroupResult
 from dra_agent.explain.group_search import search
 from dra_agent.explain.group_tree import Group, GroupTree
 from dra_agent.explain.snapshot import Snapshot
-
-MIN_FAILURE_S = 1.0
-"""For the reason why a member fits nowhere, if the deadline is over."""
-MIN_COUNT_S = 1.0
-"""For all counts of devices, if the deadline is over."""
 
 
 def rows_of(tree: GroupTree, result: GroupResult | None = None) -> list[Object]:
@@ -38,9 +33,7 @@ def explained_tree(result: Object, evaluation: Evaluation, snapshot: Snapshot, n
     found = GroupPlacer(evaluation).run(tree.root)
     asked = next((one for one in found.walk() if one.group is tree.asked), GroupResult(tree.asked))
     result["fits"] = found.fits and asked.fits
-    result.update(placements(gang, found.placed))
-    for number, kind in enumerate(result["kinds"]):
-        kind |= {"usable_nodes": len(evaluation.usable[number]), "fits_alone_on": len(evaluation.fitting[number])}
+    result.update(evaluated_placements(evaluation, found.placed))
     result["groups"] = rows_of(tree, found)
     late = any(one.is_late for one in found.walk())
     path = _failing(asked if found.fits and not asked.fits else found)
@@ -50,14 +43,9 @@ def explained_tree(result: Object, evaluation: Evaluation, snapshot: Snapshot, n
     result["summary"] = _about(tree, found, asked, text)
     result["notes"] += _notes(found)
     if evaluation.unknown:
-        # Neither a search nor a proof is possible: a pod may be permitted on such a node.
-        (name, reason), *others = evaluation.unknown.items()
-        more = f" and {len(others)} more" if others else ""
-        result["notes"].append(f"node {name}{more}: {reason}")
+        result["notes"].append(evaluation.unknown_note)
     elif not found.fits and not late:
-        counting = evaluation.deadline.at_least(MIN_COUNT_S)
-        plugins: GangPlugins = evaluation.plugins
-        proof = impossible(gang, snapshot, evaluation.fitting, counting, plugins)
+        proof = impossible(evaluation, snapshot)
         other = Found() if proof else search(evaluation, tree.root)
         result["search"] = described(gang, snapshot, other, found.placed, proof)
     return result
@@ -103,19 +91,13 @@ def _failed_member(evaluation: Evaluation, root: GroupResult, failing: GroupResu
     def explain(group: Group, nodes: Mapping[str, Object], kind: int, claims: list[Object]) -> None:
         if group is not failing.group or explained:
             return
-        usable = [name for name in evaluation.usable[kind] if name in nodes]
-        if usable or node is not None or not evaluation.usable[kind]:
-            names = usable if node is None else [node]
-            explained.append(failure_of(evaluation, kind, claims, names, deadline))
-        else:
-            reason = f"its pod permits none of the nodes{_where(failing)}"
-            explained.append({"node": None, "reason": reason, "explanation": None})
+        allowed = failing.topology or Topology(frozenset(nodes))
+        explained.append(failure_of(evaluation, kind, claims, allowed, node, deadline))
 
     values = {one.group.key: one.topology.value for one in root.walk() if one.topology is not None}
     GroupPlacer(evaluation, deadline=deadline, values=values, on_failure=explain).run(root.group)
     kind, member = failing.failed[0]
-    late = {"node": None, "reason": "the reason has no result in time", "explanation": None}
-    found = explained[0] if explained else late
+    found = explained[0] if explained else NO_REASON_IN_TIME
     name = evaluation.gang.kinds[kind].name
     return {"member": member.name, "kind": name, "group": failing.group.name, "failed": len(failing.failed), **found}
 
@@ -163,10 +145,8 @@ def _part(result: GroupResult) -> str:
 
 def _where(result: GroupResult) -> str:
     """Return the end of a phrase about the nodes of a group."""
-    topology = result.topology
-    if topology is None or topology.label is None:
-        return ""
-    return f" on nodes with {topology.label}={topology.value}"
+    suffix = "" if result.topology is None else result.topology.suffix
+    return f" on nodes{suffix}" if suffix else ""
 
 
 def _about(tree: GroupTree, root: GroupResult, asked: GroupResult, text: str) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
-from .api import NODES, Api, ApiStatusError
+from .api import NODES, SLICES, Api, ApiStatusError
 
 HEARTBEAT_S = 5.0
 
@@ -31,6 +31,13 @@ def reported_as_ready(api: Api, *nodes: str, since_s: float = 0) -> Iterator[Non
     finally:
         ended.set()
         thread.join()
+
+
+def remove_slices(api: Api, nodes: Container[str]) -> None:
+    """Delete the slices of nodes, which no kubelet removes."""
+    for found in api.list(SLICES):
+        if found["spec"].get("nodeName") in nodes:
+            api.delete(SLICES, found["metadata"]["name"])
 
 
 def _ready(since_s: float) -> dict[str, str]:
