@@ -30,6 +30,8 @@ BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 AGENT = re.compile(r"<!-- agent: ([a-z0-9-]+) -->")
 PLAIN = re.compile(r"dra-agent(?: +[\w./:,@+-][\w./:,@+=-]*)*", re.ASCII)
 EXIT = re.compile(r"\[exit (\d+)\]")
+PORT = re.compile(r"\b194\d\d\b")
+"""Ports of examples."""
 
 
 @dataclass
@@ -61,6 +63,16 @@ WITH_EXAMPLES = [page for page in PAGES if page.exists() and examples(page)]
 
 def test_the_documentation_has_examples() -> None:
     assert WITH_EXAMPLES, "no page has a ```console block"
+
+
+def test_pages_use_different_ports() -> None:
+    """The examples of two pages run at the same time."""
+    pages_of: dict[str, set[str]] = {}
+    for page in WITH_EXAMPLES:
+        for port in PORT.findall("\n".join(example.command for example in examples(page))):
+            pages_of.setdefault(port, set()).add(page.name)
+    assert pages_of, "no example has a port"
+    assert {port: pages for port, pages in pages_of.items() if len(pages) > 1} == {}
 
 
 @pytest.mark.parametrize(
