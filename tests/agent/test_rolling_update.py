@@ -156,6 +156,33 @@ def test_an_agent_that_leads_again_writes_its_labels(
     assert "Traceback" not in old.log_text()
 
 
+def test_an_agent_that_leads_again_writes_the_condition_of_a_notice(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, tmp_path: Path
+) -> None:
+    """The agent in between has no source of notices, and removes the condition."""
+    fake_api.put("nodes", {"metadata": {"name": "node-a"}})
+    notice = tmp_path / "notice"
+    notice.touch()
+
+    def run(uid: str, file: str) -> AgentProcess:
+        config = tmp_path / f"{uid}.toml"
+        config.write_text(f'[reclaim]\n{file}cloud = "none"\nlogind = "off"\n')
+        return kubernetes("--pod-uid", uid, "--config", str(config)).ready()
+
+    def has_condition(status: str) -> bool:
+        (node,) = fake_api.objects("nodes")
+        conditions = (node.get("status") or {}).get("conditions") or []
+        return [one["status"] for one in conditions if one["type"] == f"{DRIVER}/ReclaimNotice"] == [status]
+
+    old = run(OLD, f'file = "{notice}"\n')
+    fake_api.wait(lambda: has_condition("True"))
+    new = run(NEW, "")
+    fake_api.wait(lambda: has_condition("False"))
+    new.end(signal.SIGKILL)
+    fake_api.wait(lambda: has_condition("True") and tainted(fake_api))
+    assert "Traceback" not in old.log_text()
+
+
 def test_an_agent_without_sharing_excludes_others(kubernetes: Callable[..., AgentProcess], start: Start) -> None:
     sharing = kubernetes("--pod-uid", OLD).ready()
     for exclusive in (kubernetes(), start()):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.agent.rolling_update import InstanceRegistry
+from dra_agent.agent.rolling_update import InstanceRegistry, LeadershipState, Trace
 from dra_agent.agent.shared_ledger import SharedLedger
 from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
 from eventually import eventually_async
@@ -29,6 +29,9 @@ class Instances(InstanceRegistry):
     def __init__(self, others: list[str]) -> None:
         self._others = others
         self.polled = 0
+
+    def traces(self) -> frozenset[Trace]:
+        return frozenset()
 
     def others(self) -> list[str]:
         self.polled += 1
@@ -95,10 +98,51 @@ def test_an_agent_without_others_takes_no_lease(ledgers: tuple[JournalLedger, Jo
         reader = SharedLedger(own, instances, interval_s=0.01)
         reader.start()
         try:
+            await eventually_async(lambda: instances.polled > 2)  # the first check reads what an agent left before
             record(other, "claim")
-            await eventually_async(lambda: instances.polled > 3)
+            polled = instances.polled
+            await eventually_async(lambda: instances.polled > polled + 2)
             assert uids(own) == []
         finally:
             reader.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ended", ["before the start", "between two checks", "after a check"])
+def test_the_last_claim_of_an_agent_becomes_known_after_its_end(
+    tmp_path: Path, ledgers: tuple[JournalLedger, JournalLedger], ended: str
+) -> None:
+    own, other = ledgers
+
+    def run_other() -> None:
+        newer = InstanceRegistry(tmp_path, "theirs")
+        newer.report(LeadershipState.ABLE)
+        record(other, "claim")
+        newer.close()
+
+    async def scenario() -> None:
+        instances = InstanceRegistry(tmp_path, "mine")
+        reader = SharedLedger(own, instances, interval_s=0.01)
+        if ended == "before the start":
+            run_other()
+        elif ended == "after a check":
+            newer = InstanceRegistry(tmp_path, "theirs")
+        reader.start()
+        try:
+            if ended != "before the start":
+                record(other, "earlier")
+                await eventually_async(lambda: uids(own) == ["earlier"])
+                with other.lease():
+                    other.release("earlier")
+            if ended == "between two checks":
+                run_other()
+            elif ended == "after a check":
+                record(other, "claim")
+                newer.close()
+            await eventually_async(lambda: uids(own) == ["claim"])
+        finally:
+            reader.stop()
+            instances.close()
 
     asyncio.run(scenario())

@@ -28,7 +28,7 @@ from cluster.kube.drain_probe import (
 )
 from cluster.kube.process import until
 from cluster.kube.workload import Namespace, container, cordon, request
-from dra_agent.reclaim.state_file import PROGRESS_FILE as FILE
+from dra_agent.reclaim.progress_file import PROGRESS_FILE as FILE
 
 AGENT_CONFIG = '[reclaim]\nevict = "auto"\ncordon = true\n'
 CHART_VALUES = ("podEviction=evict", "cordon=true")

@@ -27,11 +27,11 @@ from dra_agent.reclaim.drain import NOTIFY_INTERVAL_S, OVERDUE_DELAY_S, DrainCon
 from dra_agent.reclaim.gated_preparer import GatedPreparer
 from dra_agent.reclaim.kubernetes import NodeDrain
 from dra_agent.reclaim.pod_eviction import PodEviction
+from dra_agent.reclaim.progress_file import PROGRESS_FILE as FILE
+from dra_agent.reclaim.progress_file import ProgressFile, SavedProgress
 from dra_agent.reclaim.release_tracker import ReleaseTracker
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.state import ReclaimState
-from dra_agent.reclaim.state_file import PROGRESS_FILE as FILE
-from dra_agent.reclaim.state_file import ProgressFile, SavedProgress
 from dra_agent.reclaim.taint_rollout import TaintRollout
 from dra_agent.retry import Backoff
 from dra_agent.slices import Slice
@@ -930,7 +930,7 @@ def test_a_full_disk_does_not_block_a_drain(
         attempts.append(path.name)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dra_agent.reclaim.state_file.atomic_file.write", full)
+    monkeypatch.setattr("dra_agent.reclaim.progress_file.atomic_file.write", full)
 
     async def scenario() -> None:
         entry = env.hold("first")

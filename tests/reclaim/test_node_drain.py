@@ -17,9 +17,9 @@ from dra_agent.kube_client import connect
 from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.publish import Publisher
 from dra_agent.reclaim.kubernetes import NodeDrain
+from dra_agent.reclaim.progress_file import PROGRESS_FILE
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
-from dra_agent.reclaim.state_file import PROGRESS_FILE
 from dra_agent.retry import Backoff
 from dra_agent.status import EventRecorder
 from eventually import DEADLINE_S, eventually_async

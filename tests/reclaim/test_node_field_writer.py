@@ -155,3 +155,18 @@ def test_a_missing_permission_is_logged_once_for_later_values(
     assert node.requests == [True, False], "the permission may have been granted since"
     errors = logged_by(caplog, "dra_agent", least=logging.ERROR)
     assert [record.message for record in errors] == ["the cordon is not written"]
+
+
+def test_a_value_that_another_agent_has_replaced_is_written_again() -> None:
+    node = FakeNode()
+
+    async def scenario(cordon: NodeFieldWriter[bool]) -> None:
+        cordon.write_again()
+        cordon.set_desired(True)
+        await eventually_async(lambda: node.cordoned)
+        node.cordoned = False
+        cordon.write_again()
+        await eventually_async(lambda: node.cordoned)
+
+    run(node, scenario)
+    assert node.requests == [True, True]

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ HINT = Signal("azure", "hint", "e", "w")
 class Node:
     """The reclaim of one node and its notice files, without an agent."""
 
-    def __init__(self, path: Path, directory: type[NoticeDirectory] = NoticeDirectory) -> None:
+    def __init__(self, path: Path, directory: Callable[..., NoticeDirectory] = NoticeDirectory) -> None:
         (path / "state").mkdir(exist_ok=True)
         self.reclaim = ReclaimService(path / "state", "boot", [])
         self.directory = directory(path / "notices", current=lambda: notice_of(self.reclaim.state))
@@ -239,6 +240,31 @@ def test_a_claim_that_is_released_meanwhile_is_not_a_failure(tmp_path: Path) -> 
         node.directory.remove("a", a_minute())
         await node.reclaim.begin("notice", deadline=None, description="w")
         assert not node.directory.folder("a").exists() and node.files.failures == 0
+        await node.stop()
+
+    run(scenario)
+
+
+def test_files_that_were_left_to_an_agent_are_written_after_its_end(tmp_path: Path) -> None:
+    """As when the new agent of a rolling update fails while it starts."""
+    is_newest = True
+
+    async def scenario() -> None:
+        nonlocal is_newest
+        node = Node(tmp_path, partial(NoticeDirectory, may_replace=lambda: is_newest))
+        for uid in ("a", "b"):
+            node.directory.create(uid, a_minute())
+        await node.start()
+        is_newest = False
+        await node.reclaim.begin("notice", deadline=None, description="w")
+        node.files.resume()
+        await eventually_async(lambda: not node.files.pending)
+        assert node.phases("a", "b") == ["none", "none"]
+        node.directory.remove("b", a_minute())
+        is_newest = True
+        node.files.resume()
+        await eventually_async(lambda: node.phases("a") == ["notice"])
+        assert node.directory.uids() == ["a"] and not node.directory.is_left
         await node.stop()
 
     run(scenario)

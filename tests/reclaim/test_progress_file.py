@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dra_agent.clock import STEP
-from dra_agent.reclaim.state_file import PROGRESS_FILE as FILE
-from dra_agent.reclaim.state_file import ProgressFile, SavedProgress
+from dra_agent.reclaim.progress_file import PROGRESS_FILE as FILE
+from dra_agent.reclaim.progress_file import ProgressFile, SavedProgress
 from logged import logged_by
 
 NOTICED = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)

@@ -586,18 +586,21 @@ def test_without_an_agent_the_error_names_the_command(tmp_path: Path) -> None:
 def test_a_replaced_agent_leaves_socket_and_state_to_its_successor(tmp_path: Path) -> None:
     async def scenario() -> None:
         leader = "old"
-        old = ReclaimService(tmp_path, "b", [], is_newest=lambda: leader == "old")
+        old_source = FakeSource()
+        old = ReclaimService(tmp_path, "b", [old_source], is_newest=lambda: leader == "old")
         new = ReclaimService(tmp_path, "b", [], is_newest=lambda: leader == "new")
         first, second = ReclaimControlServer(tmp_path / SOCKET, old), ReclaimControlServer(tmp_path / SOCKET, new)
         await old.start()
         await first.start()
+        await eventually_async(lambda: old_source.sink)
         leader = "new"
         await new.start()
         await second.start()
         assert (await send_control(tmp_path, Start()))["phase"] == "notice"
-        assert new.state.phase == "notice" and old.state.phase == "none"
+        assert in_phase(new, "notice") and in_phase(old, "none")
         saved = (tmp_path / "reclaim.json").read_text()
-        await old.begin("hint", deadline=None, description="of the old one")
+        old_source.report(old_source.notice())
+        await eventually_async(lambda: old.state.phase == "notice")
         assert (tmp_path / "reclaim.json").read_text() == saved
         await first.stop()
         await old.stop()

@@ -14,12 +14,26 @@ import pytest
 from dra_agent.cli.main import main
 from dra_agent.reclaim.control import SOCKET, Cancel, ReclaimControlServer, Start, Status, send_request
 from dra_agent.reclaim.service import ReclaimService
+from dra_agent.reclaim.signal import Signal, SignalSink
 from dra_agent.reclaim.state_file import StateFile
 from dra_agent.retry import Backoff
 from eventually import DEADLINE_S, eventually_async
 
 NEVER_S = 10 * DEADLINE_S
 """A delay that no test waits for."""
+
+
+class SpotNotice:
+    """A source with one notice."""
+
+    names = ("cloud",)
+
+    async def run(self, sink: SignalSink) -> None:
+        sink.observed("cloud", [Signal("cloud", "notice", "e", "w")])
+        await asyncio.Event().wait()
+
+    async def released(self) -> None:
+        pass
 
 
 class FullDisk:
@@ -146,14 +160,15 @@ def test_an_agent_that_is_replaced_does_not_write_its_state_later(tmp_path: Path
     reclaim = ReclaimService(
         tmp_path,
         "b",
-        [],
+        [SpotNotice()],
         is_newest=lambda: next(attempts, False),
         retries=Backoff(first=0.01, longest=0.01, spread=0.0),
     )
 
     async def scenario() -> None:
-        await send(tmp_path, Start())
+        await eventually_async(lambda: disk.attempts)
         await eventually_async(lambda: not reclaim.unsaved)
+        assert reclaim.state.phase == "notice"
         disk.free()
 
     run_with(reclaim, tmp_path, scenario)

@@ -81,8 +81,8 @@ class FeatureFile:
                 labels = fabric_labels(self._inventory(), self._driver, present or {})
                 if labels != present:
                     lines = "".join(f"{key}={value}\n" for key, value in sorted(labels.items()))
-                    atomic_file.write(self._path, lines.encode(), mode=_MODE, is_wanted=lambda: not self._is_stopped)
-            elif present is not None and not self._is_stopped:
+                    atomic_file.write(self._path, lines.encode(), mode=_MODE, is_wanted=self._may_write)
+            elif present is not None and self._may_write():
                 atomic_file.remove(self._path)
         except OSError as error:
             reason = error.strerror or str(error)
@@ -95,6 +95,10 @@ class FeatureFile:
             return False
         self._failure = ""
         return True
+
+    def _may_write(self) -> bool:
+        """Whether this agent still writes the file: the disk may have been slow."""
+        return not self._is_stopped and self._is_leader()
 
     def _read(self) -> dict[str, str] | None:
         """Return the labels in the file; None if it does not exist. Other contents are replaced."""

@@ -374,6 +374,8 @@ class KubernetesMode:
         if leads:
             self._published_devices_changed()
             self._check_labels()
+            if self._drain is not None:
+                self._drain.write_again()
 
 
 class _Claims:

@@ -2,7 +2,8 @@
 
 Without the lease an agent has the state of the ledger at the end of its last lease. The agent that acts on a reclaim
 notice may serve no kubelet, and may not hold the lease for a minute; claims that the other agent prepares in this time
-must be released too. So it acquires the lease at short intervals while another agent runs.
+must be released too. So it acquires the lease at short intervals while another agent runs, and again after one has
+ended: its last records may be newer than the latest lease.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from dra_agent.agent.rolling_update import InstanceRegistry
+from dra_agent.agent.rolling_update import InstanceRegistry, Trace
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
@@ -58,11 +59,15 @@ class SharedLedger:
 
     async def _run(self) -> None:
         failed = False
+        known: tuple[list[str], frozenset[Trace]] | None = None
         while True:
             await asyncio.sleep(self._interval_s)
             try:
-                if self._instances.others():
+                # Before the records are read, so that the end of an agent in between is a difference next time.
+                running, traces = self._instances.others(), self._instances.traces()
+                if running or (running, traces) != known:
                     await asyncio.get_running_loop().run_in_executor(self._executor, self._refresh)
+                known = running, traces
             except RetryableError as error:
                 if not failed:
                     log.warning("cannot read the ledger records of other agents", extra={"reason": str(error)})

@@ -21,10 +21,10 @@ import msgspec
 
 from dra_agent.clock import STEADY
 from dra_agent.reclaim.announcements import cancelled_message, notice_message, summary
+from dra_agent.reclaim.progress_file import ProgressFile, SavedProgress, saved_claims
 from dra_agent.reclaim.release_tracker import ReleaseTracker
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.state import ReclaimState
-from dra_agent.reclaim.state_file import ProgressFile, SavedProgress, saved_claims
 from dra_agent.reclaim.status import Progress
 from dra_agent.reclaim.taint_rollout import TaintRollout
 from dra_agent.status import EventRecorder, ObjectReference
@@ -158,6 +158,8 @@ class DrainController:
         """The last message of each milestone of this notice."""
         self._tasks: list[asyncio.Task[None]] = []
         self._early_eviction: asyncio.Task[None] | None = None
+        self._saved: SavedProgress | None = None
+        """What this agent has put into the progress file last."""
 
     @property
     def progress(self) -> Progress:
@@ -190,6 +192,11 @@ class DrainController:
         """Track a claim of this node that was not prepared because of the notice."""
         if self._active:
             self._claims.refused(uid, namespace, name)
+
+    def save_again(self) -> None:
+        """Save the progress if this agent could not, or another one has saved its own."""
+        self._saved = None
+        self._claims.changed.set()
 
     async def changed(self, before: ReclaimState, after: ReclaimState) -> None:
         """Act on a change; returns at once."""
@@ -255,7 +262,7 @@ class DrainController:
 
     async def _save(self, file: ProgressFile, progress: SavedProgress) -> None:
         """Write the progress file soon after each change, and never before the taints."""
-        saved = None
+        self._saved = None
         await self._taints.wait(READ_DELAY_S)
         while True:
             self._claims.changed.clear()
@@ -266,10 +273,10 @@ class DrainController:
                 reported=dict(self._reported),
                 claims=saved_claims(self._claims.records.values()),
             )
-            if current != saved:
+            if current != self._saved:
                 # Progress of this notice must not replace that of the next one.
-                await write_on_thread(partial(file.save, current), timeout_s=SAVE_END_TIMEOUT_S)
-                saved = current
+                is_saved = await write_on_thread(partial(file.save, current), timeout_s=SAVE_END_TIMEOUT_S)
+                self._saved = current if is_saved else None
             await self._claims.changed.wait()
             await asyncio.sleep(SAVE_INTERVAL_S)
 

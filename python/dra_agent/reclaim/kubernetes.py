@@ -14,11 +14,11 @@ from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.publish import Publisher
 from dra_agent.reclaim.announcements import apply_taint
 from dra_agent.reclaim.drain import DrainController, DrainReporter
+from dra_agent.reclaim.progress_file import ProgressFile
 from dra_agent.reclaim.release_tracker import ReleaseTracker
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.state import ReclaimState
-from dra_agent.reclaim.state_file import ProgressFile
 from dra_agent.reclaim.taint_rollout import TaintRollout
 from dra_agent.status import EventRecorder
 
@@ -139,6 +139,13 @@ class NodeDrain:
         if self._controller is None or self._reclaim.state.phase != "notice":
             return True
         return all(record.is_unprepared for record in self._controller.progress.claims)
+
+    def write_again(self) -> None:
+        """Write the Node and the progress again: another agent has led meanwhile. Taints are the publisher's."""
+        if self._controller is not None:
+            self._controller.save_again()
+        if self._node_status is not None:
+            self._node_status.write_again()
 
     async def stop(self) -> None:
         """Stop all tasks; taints and state stay."""

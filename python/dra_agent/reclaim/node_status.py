@@ -69,6 +69,10 @@ class NodeFieldWriter(Generic[_Value]):
             writing = reconcile(self._changed, self._write_if_leader, Backoff(first=0.25, longest=2.0))
             self._task = asyncio.create_task(writing, name=f"reclaim {self._operation}")
 
+    def write_again(self) -> None:
+        """Have the latest value written again, if there is one: another agent has written meanwhile."""
+        self._changed.set()
+
     async def stop(self) -> None:
         """Stop writing; the Node stays as it is."""
         task, self._task = self._task, None
@@ -155,6 +159,13 @@ class NodeStatusWriter:
                 self._cordon.set_desired(False)
             else:
                 self._start_cleanup()  # an earlier run may have cordoned the node
+
+    def write_again(self) -> None:
+        """Write the current state again: another agent has led meanwhile."""
+        self._condition.write_again()
+        self._cordon.write_again()
+        if self._state is not None and self._state.phase != "notice":
+            self._start_cleanup()
 
     def named_claim(self) -> None:
         """Cordon for a claim of the notice that is not created for one pod: new pods could reserve it again."""

@@ -83,6 +83,11 @@ class NoticeFiles:
         if notice_of(before) != notice_of(after):
             await asyncio.wait([self._begin_pass()], timeout=HEAD_START_S)
 
+    def resume(self) -> None:
+        """Write files that were left to a newer agent, if that has ended meanwhile; RetryableError if not known."""
+        if self._directory.is_left and not self._passes:
+            self._begin_pass()
+
     async def stop(self) -> None:
         """Stop retrying; a write that has started continues."""
         tasks = [*self._passes, *self._writers.values()]

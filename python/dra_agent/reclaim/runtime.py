@@ -12,16 +12,14 @@ from dra_agent.device_setup.notice.directory import NoticeDirectory
 from dra_agent.errors import AgentError
 from dra_agent.reclaim.control import SOCKET, ReclaimControlServer
 from dra_agent.reclaim.notice_files import NoticeFiles, notice_of
-from dra_agent.reclaim.service import OPERATOR, ReclaimService
+from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
-from dra_agent.reclaim.signal import Signal, SignalSource
-from dra_agent.reclaim.state import ReclaimState
-from dra_agent.reclaim.state_file import StateFile
+from dra_agent.reclaim.signal import SignalSource
 
 log = logging.getLogger(__name__)
 
 FOLLOW_INTERVAL_S = 0.25
-"""Between two checks of whether a newer agent, which is another process, has saved another state: one stat(2)."""
+"""Seconds between two checks of whether another agent, which is another process, has saved a state: one stat(2)."""
 
 
 class ReclaimRuntime:
@@ -58,8 +56,6 @@ class ReclaimRuntime:
         # Before all other listeners: a container gets the notice no later than its pod is evicted.
         self.service.attach_notice_files(self._notice_files)
         self._trigger = ReclaimControlServer(state_dir / SOCKET, self.service, about=about)
-        self._is_newest = is_newest
-        self._file = StateFile(state_dir)
         self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -71,7 +67,7 @@ class ReclaimRuntime:
             log.error("operators cannot reach the agent about a reclaim", extra={"reason": str(error)})
         await self.service.start()
         self._notice_files.start()
-        self._following = asyncio.create_task(self._follow_operator_requests(), name="reclaim of the newest agent")
+        self._following = asyncio.create_task(self._follow_other_agents(), name="reclaim of other agents")
 
     async def configure(self, settings: ReclaimSettings, sources: Sequence[SignalSource]) -> None:
         """Listen to `sources`, which are those of `settings`, if the settings have changed."""
@@ -88,39 +84,19 @@ class ReclaimRuntime:
         await self.service.stop()
         await self._notice_files.stop()
 
-    async def _follow_operator_requests(self) -> None:
-        """Follow the operator requests of the newest agent, which owns the socket: this one may be the leader."""
-        last_stamp = self._stamp()
+    async def _follow_other_agents(self) -> None:
+        """Follow agents that share the state directory: the newest owns the socket, and this one may be the leader."""
+        problem = ""
         while True:
             await asyncio.sleep(FOLLOW_INTERVAL_S)
             try:
-                if (stamp := self._stamp()) == last_stamp or self._is_newest():
-                    continue
-                last_stamp = stamp
-                saved = await asyncio.to_thread(self._file.load, self.service.state.boot)
-                await self._apply_operator_requests(saved)
+                await self.service.follow_other_agents()
+                self._notice_files.resume()
             except AgentError as error:
-                log.warning("operator requests of a newer agent cannot be read", extra={"reason": str(error)})
+                if str(error) != problem:
+                    log.warning("other agents of this node cannot be followed", extra={"reason": str(error)})
+                problem = str(error)
             except Exception:  # a defect here must not end it
-                log.exception("operator requests of a newer agent are not followed")
-
-    async def _apply_operator_requests(self, saved: ReclaimState) -> None:
-        own = self.service.state
-        if set(saved.dismissed) - set(own.dismissed):
-            await self.service.cancel(everything=True)
-        requested, current = _of_operator(saved), _of_operator(own)
-        if requested is not None and requested != current:
-            await self.service.begin(requested.kind, deadline=requested.deadline, description=requested.description)
-        elif requested is None and current is not None:
-            await self.service.cancel(everything=False)
-
-    def _stamp(self) -> tuple[int, int] | None:
-        try:
-            found = self._file.path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
-
-
-def _of_operator(state: ReclaimState) -> Signal | None:
-    return next((active.signal for active in state.active if active.signal.source == OPERATOR), None)
+                log.exception("other agents of this node are not followed")
+            else:
+                problem = ""

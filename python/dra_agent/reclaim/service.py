@@ -19,7 +19,17 @@ from dra_agent.errors import AgentError
 from dra_agent.reclaim.change_log import log_change
 from dra_agent.reclaim.signal import RecallingSource, Signal, SignalSource
 from dra_agent.reclaim.signal_tracker import SignalTracker, SourceHealth
-from dra_agent.reclaim.state import ReclaimState, apply, dismiss, expire, is_past, keep_sources, next_expiry
+from dra_agent.reclaim.state import (
+    OPERATOR,
+    ReclaimState,
+    adopt_requests,
+    apply,
+    dismiss,
+    expire,
+    is_past,
+    keep_sources,
+    next_expiry,
+)
 from dra_agent.reclaim.state_file import StateFile
 from dra_agent.reclaim.state_saver import StateSaver
 from dra_agent.reclaim.status import Progress
@@ -30,7 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OPERATOR = "operator"
 SAVE_HEAD_START_S = 0.01
 """Seconds for which listeners wait for the disk: an idle one needs 3 ms. A busy one (100 ms were
 measured) is not waited for: a notice is received again after a crash of the agent, but its time is lost."""
@@ -90,6 +99,7 @@ class ReclaimService:
         self._woken = asyncio.Event()
         self._lock = asyncio.Lock()
         self._merging: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._listening: list[asyncio.Task[None]] = []
         self._failed_notifications: set[str] = set()
         self._drain: Drain | None = None
@@ -167,7 +177,7 @@ class ReclaimService:
             # A pending change is persisted first: it must not be lost.
             async with asyncio.timeout(2 * SAVE_TIMEOUT_S), self._lock:
                 pass
-        tasks = [*self._listening, *([] if self._merging is None else [self._merging])]
+        tasks = [*self._listening, *(task for task in (self._merging, self._following) if task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -177,15 +187,29 @@ class ReclaimService:
         """Start an operator's hint or notice; it is on disk when this returns, or `unsaved` has the reason."""
         signal = Signal(OPERATOR, "hint" if kind == "hint" else "notice", OPERATOR, description, deadline)
         log.warning(f"reclaim {signal.kind} by the operator", extra={"what": description})
-        await self._change(lambda state, now: apply(state, signal, now))
-        await self._saver.wait(OPERATOR_SAVE_TIMEOUT_S)
+        await self._follow_now()
+        await self._change(lambda state, now: apply(state, signal, now), is_request=True)
+        await self._wait_saved()
 
     async def cancel(self, *, everything: bool) -> None:
         """Withdraw the operator's signal, or dismiss the signals of all sources; saved as in `begin`."""
         log.warning("reclaim cancelled by the operator", extra={"everything": everything})
         clear = Signal(OPERATOR, "clear", OPERATOR, "")
-        await self._change(lambda state, now: apply(dismiss(state, now) if everything else state, clear, now))
-        await self._saver.wait(OPERATOR_SAVE_TIMEOUT_S)
+        await self._follow_now()
+        await self._change(
+            lambda state, now: apply(dismiss(state, now) if everything else state, clear, now), is_request=True
+        )
+        await self._wait_saved()
+
+    async def follow_other_agents(self) -> None:
+        """Act on operator requests that another agent of a rolling update has saved, and save what it did not.
+
+        To be called repeatedly: the other one is another process, and may end at any time.
+        """
+        if self._saver.is_changed and (changes := await self._saver.changes()) is not None:
+            known, current = changes
+            await self._change(lambda state, now: adopt_requests(state, known, current, now))
+        self._saver.resume()
 
     async def released(self) -> None:
         """Notify every source that all claims of the node are released; may be called repeatedly."""
@@ -275,7 +299,19 @@ class ReclaimService:
 
             await self._change(step)
 
-    async def _change(self, step: Step) -> None:
+    async def _wait_saved(self) -> None:
+        await self._saver.wait(OPERATOR_SAVE_TIMEOUT_S)
+        if self._saver.is_changed:  # another agent saved first
+            await self._follow_now()
+            await self._saver.wait(OPERATOR_SAVE_TIMEOUT_S)
+
+    async def _follow_now(self) -> None:
+        """Act on what another agent has saved, so that a request is applied after it; a disk that hangs continues."""
+        if self._saver.is_changed:
+            self._following = asyncio.create_task(self.follow_other_agents(), name="reclaim follow")
+            await asyncio.wait([self._following], timeout=SAVE_TIMEOUT_S)
+
+    async def _change(self, step: Step, *, is_request: bool = False) -> None:
         async with self._lock:
             before, after = self.state, step(self.state, self._now())
             if after == before:
@@ -285,7 +321,7 @@ class ReclaimService:
             self.state = after
             self.notices += before.noticed is None and after.noticed is not None
             self.cancelled += before.noticed is not None and after.noticed is None
-            self._saver.begin(after)
+            self._saver.begin(after, is_request=is_request)
             await self._saver.wait(SAVE_HEAD_START_S)
             log_change(before, after, self._now())
             for listener in self._listeners:

@@ -14,6 +14,9 @@ from dra_agent.reclaim.signal import Signal
 
 Phase = Literal["none", "hint", "notice", "cancelled"]
 
+OPERATOR = "operator"
+"""The source of signals that an operator requests, and their event."""
+_OPERATOR_KEY = (OPERATOR, OPERATOR)
 STICKY_GRACE = timedelta(seconds=60)
 """How long after its deadline a sticky notice of an unreachable source remains active."""
 MAX_DISMISSED = 64
@@ -140,15 +143,41 @@ def next_expiry(state: ReclaimState) -> datetime | None:
 
 def dismiss(state: ReclaimState, now: datetime) -> ReclaimState:
     """Dismiss all active signals by an operator's request: the same events of the same sources are ignored."""
-    for active in state.active:
-        state = _record_past(state, active.signal, now)
-    dismissed = (*state.dismissed, *(_key(active) for active in state.active))[-MAX_DISMISSED:]
-    return _with(msgspec.structs.replace(state, dismissed=dismissed), (), now)
+    return _dismiss(state, [_key(active) for active in state.active], now)
+
+
+def adopt_requests(state: ReclaimState, known: ReclaimState, current: ReclaimState, now: datetime) -> ReclaimState:
+    """Return the state after the requests of operators that another agent has received.
+
+    They are the differences between two states of that agent. Signals of its sources are not adopted.
+    """
+    added = [key for key in current.dismissed if key not in known.dismissed and key not in state.dismissed]
+    if added:
+        state = _dismiss(state, added, now)
+    requested = _operator_signal(current)
+    if requested == _operator_signal(known):
+        return state
+    return _clear(state, _OPERATOR_KEY, now) if requested is None else apply(state, requested, now)
 
 
 def keep_sources(state: ReclaimState, names: frozenset[str], now: datetime) -> ReclaimState:
     """Remove signals of sources that are no longer configured."""
     return _with(state, tuple(active for active in state.active if active.signal.source in names), now)
+
+
+def _dismiss(state: ReclaimState, keys: list[tuple[str, str]], now: datetime) -> ReclaimState:
+    kept = []
+    for active in state.active:
+        if _key(active) in keys:
+            state = _record_past(state, active.signal, now)
+        else:
+            kept.append(active)
+    dismissed = (*state.dismissed, *keys)[-MAX_DISMISSED:]
+    return _with(msgspec.structs.replace(state, dismissed=dismissed), tuple(kept), now)
+
+
+def _operator_signal(state: ReclaimState) -> Signal | None:
+    return next((active.signal for active in state.active if _key(active) == _OPERATOR_KEY), None)
 
 
 def _clear(state: ReclaimState, key: tuple[str, str], now: datetime) -> ReclaimState:

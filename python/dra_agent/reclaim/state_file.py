@@ -1,7 +1,6 @@
-"""Files of a reclaim that outlive the agent: its state, and the progress of the claims of a notice.
+"""The file with the state of a reclaim, which outlives the agent.
 
-A notice survives a restart of the agent, and ends with the boot that it was received in. The progress is written after
-the taints; a lost or late progress file affects only messages.
+A notice survives a restart of the agent, and ends with the boot that it was received in.
 
 Times on disk are UTC of the clock of the process that wrote them, and are converted to this process's clock on load.
 Each file has the boot time of the host by the writer's clock. In the same boot that is the same moment for every
@@ -12,20 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dra_agent import atomic_file
-from dra_agent.claim import ClaimRef
+from dra_agent import atomic_file, file_lock
 from dra_agent.clock import STEADY, STEP, SteadyClock
+from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.json_decode import decode_json
 from dra_agent.reclaim.state import ReclaimState, next_boot
-from dra_agent.reclaim.status import ClaimReleaseStatus
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +56,11 @@ def _moved(value: Any, by: timedelta) -> Any:
 STATE_FILE = "reclaim.json"
 _STATE_VERSION = 1
 _MAX_STATE_BYTES = 4 * 1024 * 1024
+LOCK_TIMEOUT_S = 1.0
+"""Seconds for which a save waits for that of another agent. Then it writes: the other process may be stopped."""
+
+_Version = tuple[int, int, int]
+"""Inode, size and time of change: each save replaces the file."""
 
 
 class _StateDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,20 +70,63 @@ class _StateDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The boot time of the host, by the writer's clock."""
 
 
+class StateChangedError(RetryableError):
+    """Another agent has saved a state that this one has not read yet."""
+
+
 class StateFile:
-    """The file of one state directory, which must exist."""
+    """The file of one state directory, which must exist.
+
+    Agents of a rolling update share it. A save never replaces a state that this agent has not read.
+    """
 
     def __init__(self, directory: Path, clock: SteadyClock = STEADY) -> None:
         self.path = directory / STATE_FILE
         self._clock = clock
         self.problem: str | None = None
         """The problem of the file that `load` read."""
+        self._is_known = False
+        """Whether the next two describe the file that this agent has loaded or saved last."""
+        self._version: _Version | None = None
+        self._state: ReclaimState | None = None
 
     def load(self, boot: str) -> ReclaimState:
         """Return the state of this boot: the saved one, or after a reboot only past events.
 
         An unusable file is quarantined, and `problem` reports it.
         """
+        self._version, self._is_known = self._current_version(), True
+        self._state = self._load(boot)
+        return self._state
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether another agent has saved a state since the last `load`, `changes` or `save`: one stat(2)."""
+        return self._is_known and self._current_version() != self._version
+
+    def changes(self, boot: str) -> tuple[ReclaimState, ReclaimState] | None:
+        """Return the last known state of the file and the one that another agent has saved since; None if none has.
+
+        An unreadable file, also one of a later version, is left to the agent that saved it.
+        """
+        if not self.is_changed:
+            return None
+        known, self._version = self._state or ReclaimState(boot), self._current_version()
+        try:
+            document = decode_json(atomic_file.read(self.path, _MAX_STATE_BYTES), type=_StateDocument)
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning(
+                "the reclaim state of another agent cannot be read",
+                extra={"file": str(self.path), "reason": str(error)},
+            )
+            return None
+        if document.version != _STATE_VERSION or document.state.boot != boot:
+            return None
+        current: ReclaimState = by_clock_of(document.state, document.booted, self._clock.booted)
+        self._state = current
+        return known, current
+
+    def _load(self, boot: str) -> ReclaimState:
         fresh = ReclaimState(boot)
         try:
             text = atomic_file.read(self.path, _MAX_STATE_BYTES)
@@ -105,130 +152,43 @@ class StateFile:
         return state
 
     def save(self, state: ReclaimState) -> None:
-        """Put the state on disk; it is there when this returns. RetryableError where it cannot be."""
+        """Put the state on disk; it is there when this returns.
+
+        RetryableError where it cannot be, StateChangedError where `changes` must be called first.
+        """
+        data = msgspec.json.encode(_StateDocument(_STATE_VERSION, state, self._clock.booted))
         try:
-            atomic_file.write(
-                self.path, msgspec.json.encode(_StateDocument(_STATE_VERSION, state, self._clock.booted)), durable=True
-            )
+            with self._exclusive():
+                if self.is_changed:
+                    raise StateChangedError("another agent has changed it", where=str(self.path))
+                atomic_file.write(self.path, data, durable=True)
+                self._version, self._state, self._is_known = self._current_version(), state, True
         except OSError as error:
             raise RetryableError(
                 f"cannot be written: {error.strerror}", where=str(self.path), hint="check free space and permissions"
             ) from error
 
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Let no other agent save meanwhile."""
+        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            file_lock.lock(directory, Deadline.of(LOCK_TIMEOUT_S))
+            yield
+        finally:
+            os.close(directory)
+
+    def _current_version(self) -> _Version | None:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
     def _set_aside(self, reason: str) -> None:
         aside = self.path
         with contextlib.suppress(OSError):
             aside = atomic_file.quarantine(self.path)
+            self._version = None  # this agent has removed the file
         self.problem = f"{self.path}: damaged ({reason}); set aside as {aside.name}"
         log.error("the saved reclaim state was damaged", extra={"problem": self.problem})
-
-
-PROGRESS_FILE = "reclaim-claims.json"
-_PROGRESS_VERSION = 1
-_MAX_PROGRESS_BYTES = 16 * 1024 * 1024
-_EARLIER_MILESTONES = {"kept": "not_released"}
-"""Milestones by their names in files of earlier agents."""
-
-
-class SavedClaim(ClaimRef, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One claim; see ClaimReleaseStatus."""
-
-    seen: datetime
-    tainted: datetime | None = None
-    pods_gone: datetime | None = None
-    unprepared: datetime | None = None
-    refused: datetime | None = None
-    released: datetime | None = None
-    overdue: datetime | None = None
-
-    def record(self) -> ClaimReleaseStatus:
-        """Return the record to continue with."""
-        return ClaimReleaseStatus(**msgspec.structs.asdict(self))
-
-
-class SavedProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How far the release was."""
-
-    boot: str
-    noticed: datetime
-    """Of the notice that it is about."""
-    tainted: datetime | None = None
-    """When every device was tainted."""
-    reported: dict[str, str] = msgspec.field(default_factory=dict, name="told")
-    """The last messages, by kind."""
-    claims: tuple[SavedClaim, ...] = ()
-
-
-class _ProgressDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: int
-    kept: SavedProgress
-    booted: datetime | None = None
-    """The boot time of the host, by the writer's clock."""
-
-
-class ProgressFile:
-    """The file of one state directory, in one boot of the host. Both calls wait for the disk."""
-
-    def __init__(
-        self, directory: Path, boot: str, *, is_leader: Callable[[], bool] = lambda: True, clock: SteadyClock = STEADY
-    ) -> None:
-        """`is_leader`: whether this agent writes, of several in a rolling update."""
-        self._path = directory / PROGRESS_FILE
-        self._is_leader = is_leader
-        self._clock = clock
-        self.boot = boot
-        self._complained = False
-
-    def load(self, noticed: datetime) -> SavedProgress:
-        """Return the progress of that notice; empty if the file belongs to another one or is damaged."""
-        fresh = SavedProgress(self.boot, noticed)
-        try:
-            found = decode_json(atomic_file.read(self._path, _MAX_PROGRESS_BYTES), type=_ProgressDocument)
-        except FileNotFoundError:
-            return fresh
-        except OSError as error:
-            log.error(
-                "the saved release states of claims cannot be read",
-                extra={"file": str(self._path), "reason": str(error)},
-            )
-            return fresh
-        except msgspec.DecodeError as error:
-            aside = self._path
-            with contextlib.suppress(OSError):
-                aside = atomic_file.quarantine(self._path)
-            log.error(
-                "the saved release states of claims were damaged", extra={"reason": str(error), "aside": aside.name}
-            )
-            return fresh
-        if found.version != _PROGRESS_VERSION or found.kept.boot != self.boot:
-            return fresh
-        kept: SavedProgress = by_clock_of(found.kept, found.booted, self._clock.booted)
-        # Converted times may differ by the time between two reads of the clocks.
-        if abs(kept.noticed - noticed) >= STEP:
-            return fresh
-        reported = {_EARLIER_MILESTONES.get(name, name): message for name, message in kept.reported.items()}
-        return msgspec.structs.replace(kept, noticed=noticed, reported=reported)
-
-    def save(self, kept: SavedProgress) -> None:
-        """Write the file; a write error is logged once."""
-        if not self._is_leader():
-            return
-        try:
-            atomic_file.write(
-                self._path,
-                msgspec.json.encode(_ProgressDocument(_PROGRESS_VERSION, kept, self._clock.booted)),
-                durable=True,
-            )
-            self._complained = False
-        except OSError as error:
-            if not self._complained:
-                log.warning(
-                    "the release states of claims cannot be saved", extra={"reason": error.strerror or str(error)}
-                )
-            self._complained = True
-
-
-def saved_claims(records: Iterable[ClaimReleaseStatus]) -> tuple[SavedClaim, ...]:
-    """Return the part of records that is saved."""
-    names = SavedClaim.__struct_fields__
-    return tuple(SavedClaim(**{name: getattr(record, name) for name in names}) for record in records)

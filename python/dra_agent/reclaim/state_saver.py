@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dra_agent.errors import AgentError
 from dra_agent.reclaim.state import ReclaimState
-from dra_agent.reclaim.state_file import StateFile
+from dra_agent.reclaim.state_file import StateChangedError, StateFile
 from dra_agent.retry import Backoff
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,10 @@ class StateSaver:
         self._save: asyncio.Future[None] | None = None
         """The latest; None before the first, and if another agent saves."""
         self._retry: asyncio.TimerHandle | None = None
+        self._is_request = False
+        """Whether the latest state has a request that is not on disk yet."""
+        self._is_left = False
+        """Whether the latest state was left to a newer agent."""
 
     @property
     def problem(self) -> str:
@@ -51,10 +55,30 @@ class StateSaver:
             return ""
         return str(error) if isinstance(error, AgentError) else f"{type(error).__name__}: {error}"
 
-    def begin(self, state: ReclaimState) -> None:
-        """Start to save `state`, which replaces all earlier ones."""
+    def begin(self, state: ReclaimState, *, is_request: bool = False) -> None:
+        """Start to save `state`, which replaces all earlier ones.
+
+        `is_request`: it has a request of an operator, which this agent saves also if it is not the newest. No other
+        agent has it.
+        """
         self._state = state
+        self._is_request |= is_request
         self._begin()
+
+    def resume(self) -> None:
+        """Save a state that was left to a newer agent, if that has ended meanwhile."""
+        if self._is_left and self._saves():
+            self._begin()
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether another agent has saved a state that is not in this one; reads the disk once."""
+        return self._file.is_changed
+
+    async def changes(self) -> tuple[ReclaimState, ReclaimState] | None:
+        """See StateFile.changes. To be called where `is_changed`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._file.changes, self._state.boot)
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait until the latest save has ended; False if it has not within `timeout_s`."""
@@ -78,7 +102,8 @@ class StateSaver:
 
     def _begin(self) -> None:
         self._cancel_retry()
-        if not self._saves():
+        self._is_left = not self._is_request and not self._saves()
+        if self._is_left:
             self._save = None
             return
         self._save = asyncio.get_running_loop().run_in_executor(self._thread, self._file.save, self._state)
@@ -100,11 +125,12 @@ class StateSaver:
         if save is not self._save:
             return  # a later state is being saved, or the agent has stopped
         if error is None:
+            self._is_request = False
             if self._backoff.failures:
                 log.info("the reclaim state is saved again")
             self._backoff.reset()
             return
-        if not self._backoff.failures:
+        if not self._backoff.failures and not isinstance(error, StateChangedError):
             log.error(
                 "cannot save the reclaim state: a restart of the agent would lose it; the reclaim continues, and the "
                 "agent tries to save it again",

@@ -45,6 +45,13 @@ class NoticeDirectory:
         self._may_replace = may_replace
         self._keeps_notice = keeps_notice
         self._locks = KeyedLocks()
+        self._left: set[str] = set()
+        """Claims whose files were left to a newer agent."""
+
+    @property
+    def is_left(self) -> bool:
+        """Whether files were left to a newer agent that has ended; RetryableError where that is not known."""
+        return bool(self._left) and self._may_replace()
 
     def folder(self, uid: str) -> Path:
         """Return the directory of a claim. Raises PermanentError for a uid that is unsafe in a path."""
@@ -65,7 +72,7 @@ class NoticeDirectory:
                 self._check(folder)
                 folder.chmod(_DIRECTORY_MODE)  # independent of the umask
                 atomic_file.remove_leftovers(folder)
-                self._replace(folder)
+                self._replace(uid, folder)
             except OSError as error:
                 if not (folder / FILE).is_file():
                     raise _disk_error(folder, "cannot create the claim's notice file", error) from error
@@ -80,7 +87,7 @@ class NoticeDirectory:
         with self._locks.hold([uid], deadline, f"notice of claim {uid}"):
             try:
                 self._check(folder)
-                return self._replace(folder)
+                return self._replace(uid, folder)
             except FileNotFoundError:
                 if not folder.exists():
                     return False  # released in the meantime
@@ -97,6 +104,7 @@ class NoticeDirectory:
             RetryableError: It cannot be removed.
         """
         folder = self.folder(uid)
+        self._left.discard(uid)
         if self._keeps_notice and self._current().phase == "notice":
             return False
         with self._locks.hold([uid], deadline, f"claim {uid}"):
@@ -122,14 +130,18 @@ class NoticeDirectory:
         except OSError as error:
             raise _disk_error(self.path, "cannot list the notice files", error) from error
 
-    def _replace(self, folder: Path) -> bool:
+    def _replace(self, uid: str, folder: Path) -> bool:
         path = folder / FILE
         try:
             previous = decode(atomic_file.read(path, MAX_BYTES))
         except OSError:
             previous = None  # missing, or not a plain file: a rename replaces it
         following = successor(previous, self._current())
-        if following is previous or (previous is not None and not self._may_replace()):
+        self._left.discard(uid)
+        if following is previous:
+            return False
+        if previous is not None and not self._may_replace():
+            self._left.add(uid)
             return False
         # Not synced: it is written again at start, and a container does not outlive its host.
         atomic_file.write(path, encode(following), mode=_FILE_MODE)
