@@ -267,7 +267,7 @@ def test_a_composite_group_waits_for_groups_and_pods(explain: Run) -> None:
     cluster += [group("right", 2, "both"), *members("right", 1)]
     code, answer = explain(cluster, "compositepodgroup/both")
     assert code == 1 and answer["summary"] == (
-        "composite pod group both waits for 2 groups, and 1 of 2 have enough pods; pod group right waits for 2 pods, "
+        "composite pod group both waits for 2 groups, and 1 of 2 has enough pods; pod group right waits for 2 pods, "
         "and there is 1"
     )
     assert "pod group right waits for 2 pods" in answer["groups"][2]["reason"]

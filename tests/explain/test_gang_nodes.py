@@ -14,8 +14,9 @@ from allocator.cases import claim, device, make_request, slice_of
 from deadlines import DeadlineClock, deadline_clock
 from dra_agent.cluster import Cluster
 from dra_agent.deadline import Deadline
-from dra_agent.explain.gang import Gang, Member, gang_of_workload
+from dra_agent.explain.gang import gang_of_workload
 from dra_agent.explain.gang_explanation import explain_gang
+from dra_agent.explain.gang_members import Gang, Member
 from dra_agent.explain.gang_placement import Placer
 from dra_agent.explain.gang_search import search
 from dra_agent.explain.kueue_flavors import Flavor, FlavorChoice

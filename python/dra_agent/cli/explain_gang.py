@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dra_agent.api_object import Object
 from dra_agent.errors import UsageError
 from dra_agent.explain.composite_gang import gang_of_composite
-from dra_agent.explain.gang import Gang, gang_of_pods, gang_of_workload
+from dra_agent.explain.gang import gang_of_pods, gang_of_workload
 from dra_agent.explain.gang_explanation import explain_gang
+from dra_agent.explain.gang_members import Gang
 from dra_agent.explain.kueue_admission import admission_of
 from dra_agent.explain.snapshot import Snapshot, group_name, parent_name
 from dra_agent.explain.workloads import COMPOSITE, POD_GROUP, WORKLOAD, PodSet, end_of, notes_of, pod_sets

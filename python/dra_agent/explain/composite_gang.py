@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dra_agent.api_object import Object
-from dra_agent.explain.gang import Gang, gang_of_groups
+from dra_agent.explain.gang import gang_of_groups
+from dra_agent.explain.gang_members import Gang
 from dra_agent.explain.group_tree import Group, GroupTree, InvalidTreeError, tree_of
 from dra_agent.explain.snapshot import Snapshot, group_name
 from dra_agent.explain.workloads import PodSet

@@ -1,4 +1,4 @@
-"""A gang: pods that have to be placed together, by kinds of equal members, in the order in which they are scheduled.
+"""Collects the gang of pods, of pod groups or of a workload, in the order in which its members are scheduled.
 
 Members are the pods that exist and wait, and those that a workload has still to create. Pods that have a node hold
 their devices already.
@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from dra_agent.api_object import Object, allocation_of, full_name
 from dra_agent.errors import UsageError
 from dra_agent.explain.capacity import MAX_CONSUMERS, remaining_consumers
 from dra_agent.explain.claim_admission import NewClaim, quota_blockers
-from dra_agent.explain.group_tree import GroupTree
-from dra_agent.explain.kueue_admission import Admission
-from dra_agent.explain.kueue_flavors import FlavorChoice
+from dra_agent.explain.counts import counted, there_are
+from dra_agent.explain.gang_members import Gang, Member, MemberKind
 from dra_agent.explain.pod_claims import PodClaim, extended_need, is_stored, pod_claims
 from dra_agent.explain.snapshot import Snapshot, group_name, parent_name
 from dra_agent.explain.workloads import PodSet
@@ -25,72 +24,6 @@ from dra_agent.explain.workloads import PodSet
 MAX_MEMBERS = 10_000
 """Pods of a gang."""
 _ENDED = ("Succeeded", "Failed")
-
-
-@dataclass
-class Member:
-    """One pod."""
-
-    name: str
-    claims: list[Object]
-    """The claims that it uses; some may have an allocation, and other members may use some too."""
-
-
-@dataclass
-class MemberKind:
-    """Members that need the same."""
-
-    name: str
-    pod: Object
-    """The constraints of each member."""
-    members: list[Member] = field(default_factory=list)
-    """Those without a node, in order."""
-    running: Counter[str] = field(default_factory=Counter)
-    """How many members are on each node already."""
-    problems: list[str] = field(default_factory=list)
-    """Why a member cannot exist."""
-    pod_set: str = ""
-    """The name of its pod set; the name of the workload if that has one only."""
-    extended: PodClaim | None = None
-    """The claim that kube-scheduler would create for the extended resources of its first member: its last one."""
-    flavors: FlavorChoice = ()
-    """For each resource group of Kueue, the flavors of which a member has one."""
-
-
-@dataclass
-class Gang:
-    """The members."""
-
-    subject: str
-    """Such as `Job team-a/train`."""
-    kinds: list[MemberKind]
-    order: list[int]
-    """The kind of each member without a node, in the order of scheduling."""
-    needed: int
-    """How many members have to be on a node, with those that are."""
-    topology: str | None = None
-    """The label of nodes that has one value for all members."""
-    problems: list[str] = field(default_factory=list)
-    """Why it cannot start."""
-    lacks_quota: list[str] = field(default_factory=list)
-    """Why the claims of all members cannot exist at once."""
-    notes: list[str] = field(default_factory=list)
-    admission: Admission | None = None
-    """By Kueue, of a Workload."""
-    end: str | None = None
-    """How its workload ended."""
-    tree: GroupTree | None = None
-    """The groups of a composite pod group; `needed` is then the least number of pods with which it can start."""
-
-    @property
-    def running(self) -> int:
-        """How many members are on a node already."""
-        return sum(kind.running.total() for kind in self.kinds)
-
-    @property
-    def total(self) -> int:
-        """How many members there are."""
-        return self.running + len(self.order)
 
 
 @dataclass
@@ -280,7 +213,7 @@ def _with_group(gang: Gang, group: Object) -> Gang:
         if minimum < 1:
             gang.problems.append(f"{name} has minCount {minimum}, and needs at least 1")
         if minimum > gang.total:
-            gang.problems.append(f"{name} waits for {minimum} pods, and there are {gang.total}")
+            gang.problems.append(f"{name} waits for {counted(minimum, 'pod')}, and {there_are(gang.total)}")
         gang.needed = minimum
         if minimum < gang.total:
             gang.notes.append(f"{name} starts with {minimum} of its {gang.total} pods")

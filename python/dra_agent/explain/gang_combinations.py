@@ -6,7 +6,7 @@ import json
 from collections import Counter
 
 from dra_agent.api_object import Object, allocation_of, identity_of, requests_of, results_of
-from dra_agent.explain.gang import Gang
+from dra_agent.explain.gang_members import Gang
 from dra_agent.explain.gang_placement import Holding, Placed, Placer
 
 MAX_STEPS = 4000

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dra_agent.api_object import Object, allocation_of
 from dra_agent.cluster import Cluster
 from dra_agent.deadline import Deadline
-from dra_agent.explain.gang import Gang
+from dra_agent.explain.gang_members import Gang
 from dra_agent.explain.gang_nodes import NodeComparison
 from dra_agent.explain.gang_plugins import GangPlugins
 from dra_agent.explain.gang_topology import Topology

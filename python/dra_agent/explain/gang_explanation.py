@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from dra_agent.api_object import Object
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError
-from dra_agent.explain.gang import Gang
+from dra_agent.explain.counts import has
 from dra_agent.explain.gang_evaluation import MIN_FAILURE_S, NO_REASON_IN_TIME, Evaluation, evaluate, failure_of
 from dra_agent.explain.gang_limits import impossible
+from dra_agent.explain.gang_members import Gang
 from dra_agent.explain.gang_placement import Outcome, Placer
 from dra_agent.explain.gang_plugins import GangPlugins
 from dra_agent.explain.gang_remedy import remedy
-from dra_agent.explain.gang_report import evaluated_placements, has, summary
+from dra_agent.explain.gang_report import evaluated_placements, summary
 from dra_agent.explain.gang_search import is_enough
 from dra_agent.explain.gang_topology import Topology, topologies
 from dra_agent.explain.gates import derived_attributes, gates_in_use, notes_of

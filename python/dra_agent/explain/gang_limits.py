@@ -14,8 +14,9 @@ from typing import NamedTuple
 from dra_agent.api_object import Object, allocation_of, identity_of, requests_of
 from dra_agent.cluster import Cluster
 from dra_agent.deadline import Deadline
-from dra_agent.explain.gang import Gang
+from dra_agent.explain.counts import counted
 from dra_agent.explain.gang_evaluation import Evaluation
+from dra_agent.explain.gang_members import Gang
 from dra_agent.explain.gang_plugins import GangPlugins
 from dra_agent.explain.gates import gates_in_use
 from dra_agent.explain.pending import nodes_of
@@ -61,8 +62,8 @@ def impossible(evaluation: Evaluation, snapshot: Snapshot) -> str | None:
         most = _copies(cluster, need.exactly, need.devices, nodes[need.kind], members, deadline)
         if most is not None and most < members:
             each = f" ({need.devices} devices)" if need.devices > 1 else ""
-            name = gang.kinds[need.kind].name
-            return f"there are devices for request {need.request}{each} of {most} pods, and {name} has {members}"
+            found = f"there are devices for request {need.request}{each} of {counted(most, 'pod')}"
+            return f"{found}, and {gang.kinds[need.kind].name} has {members}"
     return _too_few_in_total(gang, cluster, needs, nodes, deadline)
 
 

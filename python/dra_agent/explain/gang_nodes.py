@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from dra_agent.api_object import Object
 from dra_agent.deadline import Deadline
 from dra_agent.explain.device_plugins import DevicePlugins, named
-from dra_agent.explain.gang import MemberKind
+from dra_agent.explain.gang_members import MemberKind
 from dra_agent.explain.kueue_flavors import NOT_EVALUATED, FlavoredPods
 
 _PLACING = ("nodeSelector", "affinity", "tolerations")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from dra_agent.api_object import Object, allocation_of, identity_of, requests_of, results_of
 from dra_agent.cluster import Cluster
 from dra_agent.deadline import Deadline
-from dra_agent.explain.gang import Gang, Member
+from dra_agent.explain.gang_members import Gang, Member
 from dra_agent.explain.gang_plugins import NO_DEVICES, GangPlugins
 from dra_agent.explain.snapshot import Snapshot
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dra_agent.api_object import Object
 from dra_agent.explain.device_plugins import DevicePlugins
-from dra_agent.explain.gang import Gang
+from dra_agent.explain.gang_members import Gang
 from dra_agent.explain.snapshot import Snapshot
 
 NO_DEVICES: Object = {"devices": {"results": []}}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from dra_agent.api_object import Object, device_of, requests_of, results_of
-from dra_agent.explain.gang import Gang
+from dra_agent.explain.gang_members import Gang
 from dra_agent.explain.gang_placement import Outcome, Placed, Placer
 from dra_agent.explain.gang_report import placements
 from dra_agent.explain.gang_search import Found, search

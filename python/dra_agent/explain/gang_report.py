@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dra_agent.api_object import Object, results_of
-from dra_agent.explain.gang import Gang
+from dra_agent.explain.counts import counted, has, share_of
 from dra_agent.explain.gang_evaluation import Evaluation
+from dra_agent.explain.gang_members import Gang
 from dra_agent.explain.gang_placement import Outcome, Placed
 from dra_agent.explain.gang_search import is_enough
 
@@ -50,11 +51,9 @@ def summary(
         late: What has no result in time.
     """
     placed, waiting = len(outcome.placed), len(gang.order)
-    number = f"all {placed}" if placed == waiting else f"{placed} of {waiting}"
     nodes = len({one.node for one in outcome.placed})
-    where = f" on {nodes} node{'s' if nodes > 1 else ''}" if placed else ""
-    pods = f"waiting pod{'' if waiting == 1 else 's'}" if gang.running else f"pod{'' if waiting == 1 else 's'}"
-    text = f"{number} {pods} can be placed{where}"
+    where = f" on {counted(nodes, 'node')}" if placed else ""
+    text = f"{share_of(placed, waiting, 'waiting pod' if gang.running else 'pod')} can be placed{where}"
     if gang.running:
         text += f"; {gang.running} {has(gang.running)} a node already"
     if is_enough(gang, outcome) and placed < waiting:
@@ -67,11 +66,6 @@ def summary(
     fits_nowhere = f"fits on none of {usable} nodes{topology}" if usable > 1 else f"does not fit{nowhere}"
     at = f"{failure['node']}: " if failure["node"] else ""
     return f"{text}; {failure['member']} {fits_nowhere}; {at}{failure['reason']}"
-
-
-def has(number: int) -> str:
-    """Return the verb for a number of pods."""
-    return "has" if number == 1 else "have"
 
 
 def _alternatives(placed: Sequence[Placed]) -> dict[str, int]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import chain, permutations
 
 from dra_agent.api_object import Object, requests_of
-from dra_agent.explain.gang import Gang
 from dra_agent.explain.gang_combinations import Combinations, longest_list
+from dra_agent.explain.gang_members import Gang
 from dra_agent.explain.gang_placement import MAX_ALTERNATIVES, Choice, Outcome, Placer
 
 MAX_PERMUTED_KINDS = 4

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dra_agent.api_object import Object
-from dra_agent.explain.gang import Gang
+from dra_agent.explain.gang_members import Gang
 
 
 class Topology(NamedTuple):

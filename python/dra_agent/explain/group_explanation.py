@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dra_agent.api_object import Object
-from dra_agent.explain.gang import Gang
+from dra_agent.explain.counts import counted, has, share_of
 from dra_agent.explain.gang_evaluation import MIN_FAILURE_S, NO_REASON_IN_TIME, Evaluation, failure_of
 from dra_agent.explain.gang_limits import impossible
+from dra_agent.explain.gang_members import Gang
 from dra_agent.explain.gang_remedy import described
-from dra_agent.explain.gang_report import evaluated_placements, has
+from dra_agent.explain.gang_report import evaluated_placements
 from dra_agent.explain.gang_search import Found
 from dra_agent.explain.gang_topology import Topology
 from dra_agent.explain.group_placement import GroupPlacer, GroupResult
@@ -112,11 +113,10 @@ def _summary(
     late: bool,
 ) -> str:
     placed, waiting = len(found.placed), len(gang.order)
-    number = f"all {placed}" if placed == waiting else f"{placed} of {waiting}"
     nodes = len({one.node for one in found.placed})
     parts = [
-        f"{number} {'waiting ' if gang.running else ''}pod{'' if waiting == 1 else 's'} can be placed"
-        + (f" on {nodes} node{'s' if nodes > 1 else ''}" if placed else "")
+        f"{share_of(placed, waiting, 'waiting pod' if gang.running else 'pod')} can be placed"
+        + (f" on {counted(nodes, 'node')}" if placed else "")
     ]
     if gang.running:
         parts.append(f"{gang.running} {has(gang.running)} a node already")

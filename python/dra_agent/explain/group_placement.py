@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from dra_agent.api_object import Object
 from dra_agent.deadline import Deadline
-from dra_agent.explain.gang import Member
 from dra_agent.explain.gang_evaluation import Evaluation
+from dra_agent.explain.gang_members import Member
 from dra_agent.explain.gang_placement import Choice, Earlier, Placed, Placer, Run
 from dra_agent.explain.gang_topology import Topology, topologies_of
 from dra_agent.explain.group_tree import Group

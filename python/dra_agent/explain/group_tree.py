@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from dra_agent.api_object import Object
 from dra_agent.errors import UsageError
+from dra_agent.explain.counts import counted, has, there_are
 from dra_agent.explain.snapshot import Snapshot, parent_name
 from dra_agent.explain.workloads import COMPOSITE, POD_GROUP
 
@@ -105,12 +106,13 @@ class Group:
         if self.is_ready:
             return ""
         if not self.is_composite:
-            return f"{self.label} waits for {self.minimum} pods, and there {_are(self.size)}"
+            return f"{self.label} waits for {counted(self.minimum, 'pod')}, and {there_are(self.size)}"
         if self.size < self.minimum:
-            return f"{self.label} waits for {self.minimum} groups, and there {_are(self.size)}"
+            return f"{self.label} waits for {counted(self.minimum, 'group')}, and {there_are(self.size)}"
         ready = sum(child.is_ready for child in self.children)
         missing = next(reason for child in self.children if (reason := child.waits_for()))
-        return f"{self.label} waits for {self.minimum} groups, and {ready} of {self.size} have enough pods; {missing}"
+        expected = f"{self.label} waits for {counted(self.minimum, 'group')}"
+        return f"{expected}, and {ready} of {self.size} {has(ready)} enough pods; {missing}"
 
 
 class GroupTree(NamedTuple):
@@ -199,7 +201,3 @@ def _group(kind: str, value: Object, *, level: int) -> Group:
         raise InvalidTreeError(f"{_LABELS[kind]} {name} has {counted} {minimum}, and needs at least 1")
     topology = (spec.get("schedulingConstraints") or {}).get("topology") or [{}]
     return Group(kind, name, level, parent_name(value) or None, minimum, topology[0].get("key") or None)
-
-
-def _are(number: int) -> str:
-    return f"{'is' if number == 1 else 'are'} {number or 'none'}"
