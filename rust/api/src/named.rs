@@ -4,8 +4,11 @@
 //! the memory.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
+use serde::de::{DeserializeSeed, Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
@@ -45,6 +48,16 @@ impl<T> Named<T> {
         self.0.is_empty()
     }
 
+    /// The entries in the order of names. Of several with one name, the last one counts.
+    fn of(mut entries: Vec<(Arc<str>, Arc<T>)>) -> Self {
+        // API servers print names in their order.
+        if !entries.is_sorted_by(|(one, _), (next, _)| one < next) {
+            let sorted: BTreeMap<_, _> = entries.into_iter().collect();
+            entries = sorted.into_iter().collect();
+        }
+        Self(entries.into())
+    }
+
     /// Adds a value, or replaces the one of its name. Copies the list: for single changes.
     pub fn insert(&mut self, name: impl Into<Arc<str>>, value: T) {
         let mut entries: BTreeMap<_, _> = std::mem::take(&mut self.0).into_iter().collect();
@@ -66,8 +79,14 @@ impl<T: PartialEq> Named<T> {
 #[derive(Debug)]
 pub struct Shared<T>(HashMap<Arc<str>, Recent<T>>);
 
-/// The last different values of a name, and the index of the next one to replace.
-type Recent<T> = (Vec<Arc<T>>, usize);
+/// The last different values of a name.
+#[derive(Debug)]
+struct Recent<T> {
+    name: Arc<str>,
+    values: Vec<Arc<T>>,
+    /// The index of the next one to replace.
+    next: usize,
+}
 
 /// More than a node has different values of one attribute, so that values of equal nodes are found again.
 const MAX_VALUES: usize = 32;
@@ -75,30 +94,33 @@ const MAX_NAMES: usize = 4096;
 
 impl<T: PartialEq> Shared<T> {
     fn known(&mut self, name: &Arc<str>, value: &Arc<T>) -> (Arc<str>, Arc<T>) {
-        if !self.0.contains_key(name) {
+        let Some(recent) = self.0.get_mut(name) else {
             if self.0.len() < MAX_NAMES {
-                let first = (vec![Arc::clone(value)], 0);
+                let first = Recent {
+                    name: Arc::clone(name),
+                    values: vec![Arc::clone(value)],
+                    next: 0,
+                };
                 self.0.insert(Arc::clone(name), first);
             }
             return (Arc::clone(name), Arc::clone(value));
-        }
-        let name = match self.0.get_key_value(name) {
-            Some((known, _)) => Arc::clone(known),
-            None => Arc::clone(name),
         };
-        let Some((values, next)) = self.0.get_mut(&name) else {
-            return (name, Arc::clone(value));
-        };
-        if let Some(known) = values.iter().find(|known| known == &value) {
-            return (name, Arc::clone(known));
+        (Arc::clone(&recent.name), recent.known(value))
+    }
+}
+
+impl<T: PartialEq> Recent<T> {
+    fn known(&mut self, value: &Arc<T>) -> Arc<T> {
+        if let Some(known) = self.values.iter().find(|known| known == &value) {
+            return Arc::clone(known);
         }
-        if values.len() < MAX_VALUES {
-            values.push(Arc::clone(value));
+        if self.values.len() < MAX_VALUES {
+            self.values.push(Arc::clone(value));
         } else {
-            values[*next] = Arc::clone(value);
-            *next = (*next + 1) % MAX_VALUES;
+            self.values[self.next] = Arc::clone(value);
+            self.next = (self.next + 1) % MAX_VALUES;
         }
-        (name, Arc::clone(value))
+        Arc::clone(value)
     }
 }
 
@@ -116,10 +138,9 @@ impl<T> Default for Named<T> {
 
 impl<T> FromIterator<(String, T)> for Named<T> {
     fn from_iter<I: IntoIterator<Item = (String, T)>>(entries: I) -> Self {
-        let sorted: BTreeMap<String, T> = entries.into_iter().collect();
-        let entries = sorted.into_iter();
-        Self(
+        Self::of(
             entries
+                .into_iter()
                 .map(|(name, value)| (name.into(), Arc::new(value)))
                 .collect(),
         )
@@ -134,8 +155,48 @@ impl<T: Serialize> Serialize for Named<T> {
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Named<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let entries = BTreeMap::<String, T>::deserialize(deserializer)?;
-        Ok(entries.into_iter().collect())
+        deserializer.deserialize_map(NamedVisitor(PhantomData))
+    }
+}
+
+struct NamedVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for NamedVisitor<T> {
+    type Value = Named<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Named<T>, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(name) = members.next_key_seed(Name)? {
+            entries.push((name, Arc::new(members.next_value()?)));
+        }
+        Ok(Named::of(entries))
+    }
+}
+
+/// Decodes a name without a copy in between.
+struct Name;
+
+impl<'de> DeserializeSeed<'de> for Name {
+    type Value = Arc<str>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Arc<str>, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Name {
+    type Value = Arc<str>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<Arc<str>, E> {
+        Ok(name.into())
     }
 }
 
@@ -176,6 +237,15 @@ mod tests {
     }
 
     #[test]
+    fn decoded_values_have_the_order_of_names_and_the_last_of_each() {
+        let decoded = |json: &str| serde_json::from_str::<Named<i64>>(json).ok();
+        let expected = Some(named(&[("a", 1), ("b", 2)]));
+        assert_eq!(decoded(r#"{"a": 1, "b": 2}"#), expected);
+        assert_eq!(decoded(r#"{"b": 2, "a": 1}"#), expected);
+        assert_eq!(decoded(r#"{"a": 3, "\u0062": 2, "a": 1}"#), expected);
+    }
+
+    #[test]
     fn equal_values_of_a_name_are_shared_and_different_ones_are_bounded() {
         let mut shared = Shared::default();
         let (mut one, mut other) = (named(&[("a", 1), ("b", 1)]), named(&[("a", 1), ("b", 2)]));
@@ -187,6 +257,6 @@ mod tests {
         for value in 0..1000 {
             named(&[("a", value)]).share(&mut shared);
         }
-        assert_eq!(shared.0["a"].0.len(), MAX_VALUES);
+        assert_eq!(shared.0["a"].values.len(), MAX_VALUES);
     }
 }
