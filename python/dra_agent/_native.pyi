@@ -1,6 +1,6 @@
 """Types of the Rust extension; rust/native has one file for each section below."""
 
-from typing import Literal
+from typing import Any, Literal
 
 # --- api ---
 
@@ -40,6 +40,10 @@ class CelExpression:
     def matches(self, driver: str, device: bytes) -> bool: ...
     def evaluate(self, driver: str, device: bytes) -> bytes: ...
     def cost(self, driver: str, device: bytes) -> int: ...
+
+# --- json ---
+
+def read_json(text: str) -> Any: ...  # raises ValueError
 
 # --- slices ---
 

@@ -49,7 +49,7 @@ def read(path: Path | str, max_bytes: int) -> bytes:
                 raise OSError(code, reason, str(path))
         if status.st_size > max_bytes:
             raise _too_large(max_bytes, str(path))
-        return _read_all(descriptor, max_bytes, str(path))
+        return _read_all(descriptor, max_bytes, str(path), expected=status.st_size)
     finally:
         os.close(descriptor)
 
@@ -75,12 +75,13 @@ def _inherited(path: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _read_all(descriptor: int, max_bytes: int, name: str) -> bytes:
+def _read_all(descriptor: int, max_bytes: int, name: str, *, expected: int = 0) -> bytes:
+    """Read to the end; `expected` bytes are read at once, and so not copied again."""
     parts: list[bytes] = []
     size = 0
     while True:
         try:
-            part = os.read(descriptor, min(_CHUNK_BYTES, max_bytes + 1 - size))
+            part = os.read(descriptor, min(max(_CHUNK_BYTES, expected), max_bytes + 1 - size))
         except BlockingIOError:  # a pipe that its other users made non-blocking
             select.select([descriptor], [], [])
             continue

@@ -348,3 +348,13 @@ def test_the_message_of_a_wrong_type(command: Command) -> None:
     write("node.json", {**SLICE, "spec": {**SLICE["spec"], "devices": [device]}})
     message = "ResourceSlice n1-gpu: spec.devices[0].consumesCounters[0].counters is not an object"
     assert message in command("slices", "template", "--simulate", "vm-1gpu", "--compare", "node.json")
+
+
+@pytest.mark.parametrize("count", [1 << 63, True, 1.0, "1"])
+def test_a_number_of_devices_is_an_integer_of_64_bits(tmp_path: Path, count: object) -> None:
+    request = {"name": "gpus", "exactly": {"deviceClassName": "gpu", "count": count}}
+    spec = {"devices": {"requests": [request]}}
+    file = tmp_path / "claim.json"
+    file.write_text(json.dumps({"apiVersion": API, "kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": spec}))
+    with pytest.raises(UsageError, match=r"requests\[0\]\.exactly\.count is not an integer of 64 bits"):
+        read_dump([str(file)], "default")

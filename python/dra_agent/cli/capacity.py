@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from dra_agent import garbage_collection
 from dra_agent.cli.flags import add_dump_flag, add_filename_flags, add_namespace_flags, add_timeout_flag
 from dra_agent.cli.output import add_output_flag
 from dra_agent.cli.parser import examples
@@ -104,7 +105,7 @@ def _print_result(args: argparse.Namespace, snapshot: Snapshot, copy: Copy) -> i
 
     needed = args.replicas or copy.replicas
     limit = max(args.limit, min(needed, MAX_LIMIT))
-    with progress("evaluating the nodes"):
+    with progress("evaluating the nodes"), garbage_collection.paused():
         result = capacity(snapshot, copy, node=args.node, limit=limit, deadline=args.timeout)
     # A partial total is a lower bound.
     fits = True if result["total"] >= needed else None if result["total_is_partial"] else False

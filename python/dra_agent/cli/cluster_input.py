@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 
+from dra_agent import garbage_collection
 from dra_agent.api_object import Object
 from dra_agent.errors import PermanentError, UsageError
 from dra_agent.explain.dump import read_dump
@@ -78,12 +79,12 @@ def read_snapshot(
 
     if dump := dump_of(args):
         paths = [file for entry in dump for file in files_of(entry, recursive=args.recursive)]
-        with progress("reading the files"):
+        with progress("reading the files"), garbage_collection.paused():
             return read_dump(paths, args.namespace or "default", pods=pods)
     if not getattr(args, "is_plugin", False) and agent_without_cluster(args):
         return _read_agent(args)
     namespace = namespace_of(args)
-    with progress("querying the API server"):
+    with progress("querying the API server"), garbage_collection.paused():
         return call_cluster(
             args, lambda api: read(api, namespace, name, workload=workload, with_kueue=with_kueue, pods=pods)
         )

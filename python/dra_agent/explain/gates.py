@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 
 from dra_agent.api_object import Object, allocation_of, full_name, requests_of, subrequests_of
 
@@ -66,7 +67,8 @@ def _used(entry: Object) -> Iterator[str]:
     if spec.get("skipNodeOperations"):
         yield "DRAOptionalNodeOperations"
     for device in spec.get("devices") or ():
-        if any(not _LIST_TYPES.isdisjoint(value or ()) for value in (device.get("attributes") or {}).values()):
+        values = filter(None, (device.get("attributes") or {}).values())
+        if not _LIST_TYPES.isdisjoint(chain.from_iterable(values)):
             yield "DRAListTypeAttributes"
         if any(one.get("compatibilityGroups") for one in device.get("consumesCounters") or ()):
             yield "DRADeviceCompatibilityGroups"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +17,6 @@ from dra_agent.manifests.document import Document, read_documents
 STANDARD_INPUT = "-"
 MAX_FILE_BYTES = 256 << 20
 """Maximum size of a file of objects; above `kubectl get resourceslices -o json` of 5,000 nodes."""
-_MAX_INT_CHARS = 19
-"""Of an integer that certainly has at most 64 bits."""
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-"""Half of a character as an escape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +97,14 @@ def parse_objects(text: str, file: str, *, strict: bool = True, allow_empty_list
 def _read_json(text: str, file: str) -> list[LoadedObject]:
     """Read JSON as kubectl prints it, in a fiftieth of the time of YAML; empty for everything else.
 
-    Lines are computed only for errors.
+    The YAML reader decides about what is not plain JSON, such as a key that is there twice: it names the line. Lines of
+    other errors are computed only then.
     """
     if not text.startswith("{"):
         return []
     try:
-        value = json.loads(
-            text, object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_number
-        )
-        if not text.isascii() or _SURROGATE.search(text):
-            msgspec.json.decode(text)  # refuses half a character, which Python's decoder accepts
-    except (ValueError, RecursionError):
+        value = _native.read_json(text)
+    except ValueError:
         return []
     items = value.get("items") if _is_list(value) else [value]
     if not isinstance(items, list) or not all(isinstance(item, dict) and not _is_list(item) for item in items):
@@ -128,29 +118,6 @@ def _read_json(text: str, file: str) -> list[LoadedObject]:
         return lines[index].line_of(field)
 
     return [LoadedObject(item, file, 1, partial(line_of, index)) for index, item in enumerate(items)]
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a key that is there twice, as the YAML reader does, which then names its line."""
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError
-    return value
-
-
-def _integer(text: str) -> int:
-    """Refuse an integer of more than 64 bits, which kubectl does not read as one; the YAML reader decides about it."""
-    if len(text) > _MAX_INT_CHARS:  # the longest ones of 64 bits too, which are rare
-        raise ValueError
-    return int(text)
-
-
-def _number(text: str) -> float:
-    """Refuse NaN and Infinity, which Python's decoder accepts and JSON does not have."""
-    value = float(text)
-    if not isfinite(value):
-        raise ValueError
-    return value
 
 
 def _is_list(value: dict[str, Any]) -> bool:
