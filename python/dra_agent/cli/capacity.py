@@ -20,10 +20,10 @@ EPILOG = (
         ("capacity pod/train -n team-a", "how many more pods like this one fit in the cluster"),
         ("capacity template/one-gpu --if cordon=node-1", "how many claims of a template fit without a node"),
         ("capacity -f job.yaml --replicas 16", "whether 16 pods of a workload start together"),
-        ("capacity -f claim.yaml --from cluster.yaml --if add=4:dgx-h100", "from files, with four more nodes"),
+        ("capacity -f claim.yaml --from cluster.json --if add=4:dgx-h100", "from files, with four more nodes"),
     )
     + """
-Files of a cluster: kubectl get resourceslices,deviceclasses,nodes -o yaml > cluster.yaml
+Files of a cluster: kubectl get resourceslices,deviceclasses,nodes -o json > cluster.json
 exit code: 0 the copies fit, 1 they do not or that is not known, 2 wrong use
 """
 )
