@@ -264,7 +264,28 @@ def test_files_that_were_left_to_an_agent_are_written_after_its_end(tmp_path: Pa
         is_newest = True
         node.files.resume()
         await eventually_async(lambda: node.phases("a") == ["notice"])
-        assert node.directory.uids() == ["a"] and not node.directory.is_left
+        assert node.directory.uids() == ["a"] and not node.directory.take_left()
+        await node.stop()
+
+    run(scenario)
+
+
+def test_files_that_a_newer_agent_has_removed_are_not_looked_for_again(tmp_path: Path) -> None:
+    """It has served the release of the claim, and has ended."""
+    is_newest = True
+
+    async def scenario() -> None:
+        nonlocal is_newest
+        node = Node(tmp_path, partial(NoticeDirectory, may_replace=lambda: is_newest))
+        node.directory.create("a", a_minute())
+        await node.start()
+        is_newest = False
+        await node.reclaim.begin("notice", deadline=None, description="w")
+        await eventually_async(lambda: not node.files.pending)
+        NoticeDirectory(tmp_path / "notices").remove("a", a_minute())
+        is_newest = True
+        node.files.resume()
+        assert not node.directory.take_left()
         await node.stop()
 
     run(scenario)

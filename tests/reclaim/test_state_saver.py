@@ -15,7 +15,9 @@ from dra_agent.cli.main import main
 from dra_agent.reclaim.control import SOCKET, Cancel, ReclaimControlServer, Start, Status, send_request
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.signal import Signal, SignalSink
+from dra_agent.reclaim.state import ReclaimState
 from dra_agent.reclaim.state_file import StateFile
+from dra_agent.reclaim.state_saver import StateSaver
 from dra_agent.retry import Backoff
 from eventually import DEADLINE_S, eventually_async
 
@@ -193,3 +195,26 @@ def test_the_commands_warn_and_fail_where_the_request_is_not_saved(
         assert "warning" not in capsys.readouterr().err
 
     run_with(service(tmp_path), tmp_path, scenario)
+
+
+def test_a_full_disk_is_reported_after_a_save_of_another_agent(
+    tmp_path: Path, disk: FullDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other one has saved in between; the log does not report that."""
+    state = ReclaimState("b", dismissed=(("cloud", "e"),))
+    path = tmp_path / "reclaim.json"
+
+    async def scenario() -> None:
+        file = StateFile(tmp_path)
+        saver = StateSaver(file, file.load("b"), is_newest=lambda: True, backoff=Backoff(first=NEVER_S, spread=0.0))
+        path.write_text("{")
+        saver.begin(state)
+        await eventually_async(lambda: saver.is_stale)
+        changes = await saver.changes()
+        assert changes is not None and saver.accept(changes) and not caplog.records[1:]
+        await saver.confirm(DEADLINE_S)
+        assert "No space left" in saver.problem
+        await saver.stop(DEADLINE_S)
+
+    asyncio.run(scenario())
+    assert any("No space left" in str(getattr(record, "reason", "")) for record in caplog.records)

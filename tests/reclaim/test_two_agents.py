@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,108 +15,10 @@ from hypothesis import strategies as st
 from dra_agent.clock import STEADY
 from dra_agent.errors import RetryableError
 from dra_agent.reclaim.service import ReclaimService
-from dra_agent.reclaim.signal import Signal, SignalSink
 from dra_agent.reclaim.state import ReclaimState
 from dra_agent.reclaim.state_file import STATE_FILE, StateChangedError, StateFile
-from dra_agent.retry import Backoff
-from eventually import DEADLINE_S, eventually_async
-
-BOOT = "boot"
-
-
-class Source:
-    """A source of which each agent has its own; the test sets its events."""
-
-    names = ("cloud",)
-
-    def __init__(self) -> None:
-        self.sink: SignalSink | None = None
-
-    async def run(self, sink: SignalSink) -> None:
-        self.sink = sink
-        await asyncio.Event().wait()
-
-    async def released(self) -> None:
-        pass
-
-    async def report(self, *events: str) -> None:
-        sink = await eventually_async(lambda: self.sink)
-        assert sink is not None
-        sink.observed("cloud", [Signal("cloud", "notice", event, "w") for event in events])
-
-
-class Agents:
-    """The agents on one state directory, by their names; the last of `running` is the newest."""
-
-    def __init__(self, state_dir: Path) -> None:
-        self._state_dir = state_dir
-        self.running: dict[str, ReclaimService] = {}
-        self.registered: list[str] = []
-        self.sources: dict[str, Source] = {}
-
-    def register(self, name: str) -> None:
-        """From now on this one is the newest."""
-        self.registered.append(name)
-
-    def read(self, name: str) -> None:
-        """Read the saved state."""
-        self.sources[name] = Source()
-        retries = Backoff(first=0.01, longest=0.01, spread=0.0)
-        self.running[name] = ReclaimService(
-            self._state_dir,
-            BOOT,
-            [self.sources[name]],
-            is_newest=lambda: self.registered[-1:] == [name],
-            retries=retries,
-        )
-
-    async def start(self, name: str) -> ReclaimService:
-        if name not in self.registered:
-            self.register(name)
-        if name not in self.running:
-            self.read(name)
-        await self.running[name].start()
-        return self.running[name]
-
-    async def end(self, name: str) -> None:
-        """End as after SIGKILL, as far as other agents see it."""
-        self.registered.remove(name)
-        if (ended := self.running.pop(name, None)) is not None:
-            await ended.stop()
-
-    async def follow(self) -> None:
-        """Each follows the other, as at its interval, until there is nothing to follow."""
-        for _ in range(3):
-            for agent in self.running.values():
-                await agent.follow_other_agents()
-
-    async def stop(self) -> None:
-        for agent in self.running.values():
-            await agent.stop()
-
-    def saved(self) -> ReclaimState:
-        return StateFile(self._state_dir).load(BOOT)
-
-
-def requested(state: ReclaimState) -> str:
-    """Return the description of the operator's signal, "" without one."""
-    return next((one.signal.description for one in state.active if one.signal.source == "operator"), "")
-
-
-async def request(agent: ReclaimService, description: str) -> None:
-    await agent.begin("notice", deadline=None, description=description)
-
-
-def run(tmp_path: Path, scenario: Callable[[Agents], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        agents = Agents(tmp_path)
-        async with asyncio.timeout(DEADLINE_S):
-            try:
-                await scenario(agents)
-            finally:
-                await agents.stop()
-
-    asyncio.run(bounded())
+from eventually import eventually_async
+from reclaim.shared_state import BOOT, Agents, request, requested, run
 
 
 @pytest.mark.parametrize("new_agent", ["has registered", "has read the state", "has started"])
@@ -268,15 +169,19 @@ def test_a_file_without_a_state_has_no_effect(tmp_path: Path, content: bytes | N
 
 
 def test_a_file_that_another_agent_changed_is_not_replaced(tmp_path: Path) -> None:
-    state = ReclaimState(BOOT)
+    state, later = ReclaimState(BOOT), ReclaimState(BOOT, dismissed=(("azure", "e"),))
     one, other = StateFile(tmp_path), StateFile(tmp_path)
     for file in (one, other):
         file.load(BOOT)
     one.save(state)
     with pytest.raises(StateChangedError, match=str(tmp_path / STATE_FILE)):
-        other.save(state)
-    assert other.changes(BOOT) == (state, state) and other.changes(BOOT) is None
-    other.save(state)
+        other.save(later)
+    changes = other.changes(BOOT)
+    assert changes is not None and (changes.known, changes.current) == (state, state)
+    with pytest.raises(StateChangedError):
+        other.save(later)
+    assert other.accept(changes) and not other.accept(changes) and other.changes(BOOT) is None
+    other.save(later)
     assert not other.is_changed and one.is_changed
 
 

@@ -85,7 +85,7 @@ class NoticeFiles:
 
     def resume(self) -> None:
         """Write files that were left to a newer agent, if that has ended meanwhile; RetryableError if not known."""
-        if self._directory.is_left and not self._passes:
+        if self._directory.take_left():
             self._begin_pass()
 
     async def stop(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class ReclaimRuntime:
         # Before all other listeners: a container gets the notice no later than its pod is evicted.
         self.service.attach_notice_files(self._notice_files)
         self._trigger = ReclaimControlServer(state_dir / SOCKET, self.service, about=about)
-        self._following: asyncio.Task[None] | None = None
+        self._following: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Listen to sources and operators."""
@@ -67,7 +67,11 @@ class ReclaimRuntime:
             log.error("operators cannot reach the agent about a reclaim", extra={"reason": str(error)})
         await self.service.start()
         self._notice_files.start()
-        self._following = asyncio.create_task(self._follow_other_agents(), name="reclaim of other agents")
+        # Two tasks: a state that a disk does not read yet must not delay the files.
+        self._following = [
+            asyncio.create_task(_repeat(follow), name="reclaim of other agents")
+            for follow in (self.service.follow_other_agents, self._resume_notice_files)
+        ]
 
     async def configure(self, settings: ReclaimSettings, sources: Sequence[SignalSource]) -> None:
         """Listen to `sources`, which are those of `settings`, if the settings have changed."""
@@ -77,26 +81,29 @@ class ReclaimRuntime:
 
     async def stop(self) -> None:
         """Stop listening; the state stays on disk."""
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        for task in self._following:
+            task.cancel()
+        await asyncio.gather(*self._following, return_exceptions=True)
         await self._trigger.stop()
         await self.service.stop()
         await self._notice_files.stop()
 
-    async def _follow_other_agents(self) -> None:
-        """Follow agents that share the state directory: the newest owns the socket, and this one may be the leader."""
-        problem = ""
-        while True:
-            await asyncio.sleep(FOLLOW_INTERVAL_S)
-            try:
-                await self.service.follow_other_agents()
-                self._notice_files.resume()
-            except AgentError as error:
-                if str(error) != problem:
-                    log.warning("other agents of this node cannot be followed", extra={"reason": str(error)})
-                problem = str(error)
-            except Exception:  # a defect here must not end it
-                log.exception("other agents of this node are not followed")
-            else:
-                problem = ""
+    async def _resume_notice_files(self) -> None:
+        self._notice_files.resume()
+
+
+async def _repeat(follow: Callable[[], Awaitable[None]]) -> None:
+    """Follow agents that share the state directory: the newest owns the socket, and this one may be the leader."""
+    problem = ""
+    while True:
+        await asyncio.sleep(FOLLOW_INTERVAL_S)
+        try:
+            await follow()
+        except AgentError as error:
+            if str(error) != problem:
+                log.warning("other agents of this node cannot be followed", extra={"reason": str(error)})
+            problem = str(error)
+        except Exception:  # a defect here must not end it
+            log.exception("other agents of this node are not followed")
+        else:
+            problem = ""

@@ -30,7 +30,7 @@ from dra_agent.reclaim.state import (
     keep_sources,
     next_expiry,
 )
-from dra_agent.reclaim.state_file import StateFile
+from dra_agent.reclaim.state_file import OtherState, StateFile
 from dra_agent.reclaim.state_saver import StateSaver
 from dra_agent.reclaim.status import Progress
 from dra_agent.retry import Backoff
@@ -100,6 +100,8 @@ class ReclaimService:
         self._lock = asyncio.Lock()
         self._merging: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
+        self._requested: Signal | None = None
+        """The last request of an operator to this agent."""
         self._listening: list[asyncio.Task[None]] = []
         self._failed_notifications: set[str] = set()
         self._drain: Drain | None = None
@@ -187,28 +189,21 @@ class ReclaimService:
         """Start an operator's hint or notice; it is on disk when this returns, or `unsaved` has the reason."""
         signal = Signal(OPERATOR, "hint" if kind == "hint" else "notice", OPERATOR, description, deadline)
         log.warning(f"reclaim {signal.kind} by the operator", extra={"what": description})
-        await self._follow_now()
-        await self._change(lambda state, now: apply(state, signal, now), is_request=True)
-        await self._wait_saved()
+        await self._request(signal, lambda state, now: apply(state, signal, now))
 
     async def cancel(self, *, everything: bool) -> None:
         """Withdraw the operator's signal, or dismiss the signals of all sources; saved as in `begin`."""
         log.warning("reclaim cancelled by the operator", extra={"everything": everything})
         clear = Signal(OPERATOR, "clear", OPERATOR, "")
-        await self._follow_now()
-        await self._change(
-            lambda state, now: apply(dismiss(state, now) if everything else state, clear, now), is_request=True
-        )
-        await self._wait_saved()
+        await self._request(clear, lambda state, now: apply(dismiss(state, now) if everything else state, clear, now))
 
     async def follow_other_agents(self) -> None:
         """Act on operator requests that another agent of a rolling update has saved, and save what it did not.
 
         To be called repeatedly: the other one is another process, and may end at any time.
         """
-        if self._saver.is_changed and (changes := await self._saver.changes()) is not None:
-            known, current = changes
-            await self._change(lambda state, now: adopt_requests(state, known, current, now))
+        if self._saver.is_changed and (other := await self._saver.changes()) is not None:
+            await self._change(lambda state, now: self._adopt(other, state, now))
         self._saver.resume()
 
     async def released(self) -> None:
@@ -299,22 +294,43 @@ class ReclaimService:
 
             await self._change(step)
 
-    async def _wait_saved(self) -> None:
+    async def _request(self, signal: Signal, step: Step) -> None:
+        """Act on a request after all that other agents have saved, and wait until it is on disk."""
+
+        def requested(state: ReclaimState, now: datetime) -> ReclaimState:
+            self._requested = signal
+            return step(state, now)
+
+        await self._follow_now()
+        await self._change(requested, is_request=True)
         await self._saver.wait(OPERATOR_SAVE_TIMEOUT_S)
-        if self._saver.is_changed:  # another agent saved first
+        if self._saver.is_stale:
             await self._follow_now()
-            await self._saver.wait(OPERATOR_SAVE_TIMEOUT_S)
+            await self._saver.confirm(OPERATOR_SAVE_TIMEOUT_S)
+
+    def _adopt(self, other: OtherState, state: ReclaimState, now: datetime) -> ReclaimState:
+        if not self._saver.accept(other):
+            return state
+        state = adopt_requests(state, other.known, other.current, now)
+        if self._saver.has_request and self._requested is not None:
+            state = apply(state, self._requested, now)  # not on disk before, so it is the later one
+        return state
 
     async def _follow_now(self) -> None:
-        """Act on what another agent has saved, so that a request is applied after it; a disk that hangs continues."""
-        if self._saver.is_changed:
+        """Act on what another agent has saved; a disk that hangs delays the request for a short time only."""
+        if not self._saver.is_changed:
+            return
+        if self._following is None or self._following.done():
             self._following = asyncio.create_task(self.follow_other_agents(), name="reclaim follow")
-            await asyncio.wait([self._following], timeout=SAVE_TIMEOUT_S)
+        ended, _ = await asyncio.wait([self._following], timeout=SAVE_TIMEOUT_S)
+        for task in ended:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.warning("other agents of this node cannot be followed", extra={"reason": str(error)})
 
     async def _change(self, step: Step, *, is_request: bool = False) -> None:
         async with self._lock:
             before, after = self.state, step(self.state, self._now())
-            if after == before:
+            if after == before and not (is_request and self._saver.is_changed):
                 # An operator may repeat a request that could not be saved.
                 await self._saver.confirm(SAVE_TIMEOUT_S)
                 return

@@ -149,15 +149,18 @@ def dismiss(state: ReclaimState, now: datetime) -> ReclaimState:
 def adopt_requests(state: ReclaimState, known: ReclaimState, current: ReclaimState, now: datetime) -> ReclaimState:
     """Return the state after the requests of operators that another agent has received.
 
-    They are the differences between two states of that agent. Signals of its sources are not adopted.
+    They are the differences between two states of that agent. Signals of its sources are not adopted. An event that is
+    dismissed no more was withdrawn by its source.
     """
+    withdrawn = {key for key in known.dismissed if key not in current.dismissed}
+    if not withdrawn.isdisjoint(state.dismissed):
+        left = tuple(key for key in state.dismissed if key not in withdrawn)
+        state = msgspec.structs.replace(state, dismissed=left)
     added = [key for key in current.dismissed if key not in known.dismissed and key not in state.dismissed]
     if added:
         state = _dismiss(state, added, now)
     requested = _operator_signal(current)
-    if requested == _operator_signal(known):
-        return state
-    return _clear(state, _OPERATOR_KEY, now) if requested is None else apply(state, requested, now)
+    return state if requested == _operator_signal(known) else _with_operator_signal(state, requested, now)
 
 
 def keep_sources(state: ReclaimState, names: frozenset[str], now: datetime) -> ReclaimState:
@@ -178,6 +181,16 @@ def _dismiss(state: ReclaimState, keys: list[tuple[str, str]], now: datetime) ->
 
 def _operator_signal(state: ReclaimState) -> Signal | None:
     return next((active.signal for active in state.active if _key(active) == _OPERATOR_KEY), None)
+
+
+def _with_operator_signal(state: ReclaimState, signal: Signal | None, now: datetime) -> ReclaimState:
+    """Replace it: the other agent has merged it already, and may have cancelled an earlier one first."""
+    if signal is None:
+        return _clear(state, _OPERATOR_KEY, now)
+    if _operator_signal(state) is None:
+        return apply(state, signal, now)
+    active = (ActiveSignal(signal, one.since) if _key(one) == _OPERATOR_KEY else one for one in state.active)
+    return _with(state, tuple(active), now)
 
 
 def _clear(state: ReclaimState, key: tuple[str, str], now: datetime) -> ReclaimState:

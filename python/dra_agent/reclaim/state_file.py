@@ -10,12 +10,13 @@ process, so the difference is by how much the wall clock was stepped between the
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -61,6 +62,8 @@ LOCK_TIMEOUT_S = 1.0
 
 _Version = tuple[int, int, int]
 """Inode, size and time of change: each save replaces the file."""
+_TEMPORARY_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Errors of a read that are about this process or host, and not about the file."""
 
 
 class _StateDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,10 +77,23 @@ class StateChangedError(RetryableError):
     """Another agent has saved a state that this one has not read yet."""
 
 
+class OtherState(NamedTuple):
+    """What another agent has saved."""
+
+    known: ReclaimState
+    """The last state of the file that this agent knows."""
+    current: ReclaimState
+    """The state of the file now; `known` if it has none that this agent can read."""
+    version: _Version | None
+    accepted: int
+    """The value of `StateFile.accepted` when it was read."""
+
+
 class StateFile:
     """The file of one state directory, which must exist.
 
-    Agents of a rolling update share it. A save never replaces a state that this agent has not read.
+    Agents of a rolling update share it. A save never replaces a state that this agent has not read and accepted.
+    `changes` and `save` are called on one thread, the others on any.
     """
 
     def __init__(self, directory: Path, clock: SteadyClock = STEADY) -> None:
@@ -89,6 +105,8 @@ class StateFile:
         """Whether the next two describe the file that this agent has loaded or saved last."""
         self._version: _Version | None = None
         self._state: ReclaimState | None = None
+        self.accepted = 0
+        """Number of states of other agents that this one has accepted."""
 
     def load(self, boot: str) -> ReclaimState:
         """Return the state of this boot: the saved one, or after a reboot only past events.
@@ -101,30 +119,40 @@ class StateFile:
 
     @property
     def is_changed(self) -> bool:
-        """Whether another agent has saved a state since the last `load`, `changes` or `save`: one stat(2)."""
+        """Whether another agent has saved a state since the last `load`, `accept` or `save`: one stat(2)."""
         return self._is_known and self._current_version() != self._version
 
-    def changes(self, boot: str) -> tuple[ReclaimState, ReclaimState] | None:
-        """Return the last known state of the file and the one that another agent has saved since; None if none has.
+    def changes(self, boot: str) -> OtherState | None:
+        """Return what another agent has saved; None if none has. It is to be accepted with the state that follows.
 
-        An unreadable file, also one of a later version, is left to the agent that saved it.
+        An unreadable file, also one of a later version, is left to the agent that saved it. RetryableError where it
+        can be read later.
         """
         if not self.is_changed:
             return None
-        known, self._version = self._state or ReclaimState(boot), self._current_version()
+        known = self._state or ReclaimState(boot)
+        unusable = OtherState(known, known, self._current_version(), self.accepted)
         try:
             document = decode_json(atomic_file.read(self.path, _MAX_STATE_BYTES), type=_StateDocument)
         except (OSError, msgspec.DecodeError) as error:
+            if isinstance(error, OSError) and error.errno in _TEMPORARY_ERRORS:
+                raise RetryableError(f"cannot be read: {error.strerror}", where=str(self.path)) from error
             log.warning(
                 "the reclaim state of another agent cannot be read",
                 extra={"file": str(self.path), "reason": str(error)},
             )
-            return None
+            return unusable
         if document.version != _STATE_VERSION or document.state.boot != boot:
-            return None
+            return unusable
         current: ReclaimState = by_clock_of(document.state, document.booted, self._clock.booted)
-        self._state = current
-        return known, current
+        return unusable._replace(current=current)
+
+    def accept(self, other: OtherState) -> bool:
+        """Let the saves that begin after this call replace `other`; False if a state was accepted meanwhile."""
+        if other.accepted != self.accepted:
+            return False
+        self._version, self._state, self.accepted = other.version, other.current, self.accepted + 1
+        return True
 
     def _load(self, boot: str) -> ReclaimState:
         fresh = ReclaimState(boot)
@@ -151,22 +179,37 @@ class StateFile:
         state: ReclaimState = by_clock_of(kept.state, kept.booted, self._clock.booted)
         return state
 
-    def save(self, state: ReclaimState) -> None:
+    def save(self, state: ReclaimState, accepted: int | None = None) -> None:
         """Put the state on disk; it is there when this returns.
 
-        RetryableError where it cannot be, StateChangedError where `changes` must be called first.
+        `accepted`: the number of accepted states that are in it; None: all. RetryableError where it cannot be saved,
+        StateChangedError where another agent has saved one that is not in it.
         """
+        basis = self.accepted if accepted is None else accepted
         data = msgspec.json.encode(_StateDocument(_STATE_VERSION, state, self._clock.booted))
         try:
             with self._exclusive():
-                if self.is_changed:
+                # Asked again after the data is on disk: an agent that has waited long enough for the lock saves, too.
+                if self._may_replace(basis):
+                    atomic_file.write(self.path, data, durable=True, is_wanted=lambda: self._may_replace(basis))
+                version = self._current_version()
+                if not self._has(data):
                     raise StateChangedError("another agent has changed it", where=str(self.path))
-                atomic_file.write(self.path, data, durable=True)
-                self._version, self._state, self._is_known = self._current_version(), state, True
+                self._version, self._state, self._is_known = version, state, True
         except OSError as error:
             raise RetryableError(
                 f"cannot be written: {error.strerror}", where=str(self.path), hint="check free space and permissions"
             ) from error
+
+    def _may_replace(self, accepted: int) -> bool:
+        return accepted == self.accepted and not self.is_changed
+
+    def _has(self, data: bytes) -> bool:
+        """Whether the file has these contents: another agent may have replaced it at once."""
+        try:
+            return atomic_file.read(self.path, _MAX_STATE_BYTES) == data
+        except FileNotFoundError:
+            return False
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:

@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from dra_agent.errors import AgentError
 from dra_agent.reclaim.state import ReclaimState
-from dra_agent.reclaim.state_file import StateChangedError, StateFile
+from dra_agent.reclaim.state_file import OtherState, StateChangedError, StateFile
 from dra_agent.retry import Backoff
 
 log = logging.getLogger(__name__)
@@ -37,10 +38,14 @@ class StateSaver:
         self._save: asyncio.Future[None] | None = None
         """The latest; None before the first, and if another agent saves."""
         self._retry: asyncio.TimerHandle | None = None
-        self._is_request = False
-        """Whether the latest state has a request that is not on disk yet."""
+        self._requests = 0
+        """Number of requests of operators; the latest state has them all."""
+        self._saved_requests = 0
+        """Number of those that are on disk."""
         self._is_left = False
-        """Whether the latest state was left to a newer agent."""
+        """Whether the latest state was left to a newer agent, or replaced by that of one."""
+        self._is_reported = False
+        """Whether the log has that saves fail."""
 
     @property
     def problem(self) -> str:
@@ -55,6 +60,17 @@ class StateSaver:
             return ""
         return str(error) if isinstance(error, AgentError) else f"{type(error).__name__}: {error}"
 
+    @property
+    def has_request(self) -> bool:
+        """Whether the latest state has a request of an operator that is not on disk yet."""
+        return self._requests > self._saved_requests
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the latest save has failed because another agent saved first."""
+        save = self._save
+        return save is not None and save.done() and isinstance(save.exception(), StateChangedError)
+
     def begin(self, state: ReclaimState, *, is_request: bool = False) -> None:
         """Start to save `state`, which replaces all earlier ones.
 
@@ -62,11 +78,11 @@ class StateSaver:
         agent has it.
         """
         self._state = state
-        self._is_request |= is_request
+        self._requests += is_request
         self._begin()
 
     def resume(self) -> None:
-        """Save a state that was left to a newer agent, if that has ended meanwhile."""
+        """Save a state that was left to a newer agent, or replaced by it, if that has ended meanwhile."""
         if self._is_left and self._saves():
             self._begin()
 
@@ -75,10 +91,17 @@ class StateSaver:
         """Whether another agent has saved a state that is not in this one; reads the disk once."""
         return self._file.is_changed
 
-    async def changes(self) -> tuple[ReclaimState, ReclaimState] | None:
+    async def changes(self) -> OtherState | None:
         """See StateFile.changes. To be called where `is_changed`."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._file.changes, self._state.boot)
+
+    def accept(self, other: OtherState) -> bool:
+        """See StateFile.accept. The state that has what follows from it is to be saved next, if it is another one."""
+        is_accepted = self._file.accept(other)
+        if is_accepted and not self._saves():
+            self._is_left = True
+        return is_accepted
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait until the latest save has ended; False if it has not within `timeout_s`."""
@@ -102,12 +125,14 @@ class StateSaver:
 
     def _begin(self) -> None:
         self._cancel_retry()
-        self._is_left = not self._is_request and not self._saves()
+        self._is_left = not self.has_request and not self._saves()
         if self._is_left:
             self._save = None
             return
-        self._save = asyncio.get_running_loop().run_in_executor(self._thread, self._file.save, self._state)
-        self._save.add_done_callback(self._ended)
+        self._save = asyncio.get_running_loop().run_in_executor(
+            self._thread, self._file.save, self._state, self._file.accepted
+        )
+        self._save.add_done_callback(partial(self._ended, self._requests))
 
     def _saves(self) -> bool:
         try:
@@ -118,19 +143,22 @@ class StateSaver:
             )
             return True
 
-    def _ended(self, save: asyncio.Future[None]) -> None:
+    def _ended(self, requests: int, save: asyncio.Future[None]) -> None:
         if save.cancelled():
             return
         error = save.exception()
+        if error is None:
+            self._saved_requests = max(self._saved_requests, requests)
         if save is not self._save:
             return  # a later state is being saved, or the agent has stopped
         if error is None:
-            self._is_request = False
-            if self._backoff.failures:
+            if self._is_reported:
                 log.info("the reclaim state is saved again")
+            self._is_reported = False
             self._backoff.reset()
             return
-        if not self._backoff.failures and not isinstance(error, StateChangedError):
+        if not self._is_reported and not isinstance(error, StateChangedError):
+            self._is_reported = True
             log.error(
                 "cannot save the reclaim state: a restart of the agent would lose it; the reclaim continues, and the "
                 "agent tries to save it again",

@@ -48,10 +48,15 @@ class NoticeDirectory:
         self._left: set[str] = set()
         """Claims whose files were left to a newer agent."""
 
-    @property
-    def is_left(self) -> bool:
-        """Whether files were left to a newer agent that has ended; RetryableError where that is not known."""
-        return bool(self._left) and self._may_replace()
+    def take_left(self) -> bool:
+        """Whether files were left to a newer agent that has ended. They are to be updated, and are forgotten here.
+
+        RetryableError where it is not known.
+        """
+        if not self._left or not self._may_replace():
+            return False
+        self._left.clear()
+        return True
 
     def folder(self, uid: str) -> Path:
         """Return the directory of a claim. Raises PermanentError for a uid that is unsafe in a path."""
