@@ -112,6 +112,8 @@ def test_fatal_xid_evicts_the_pod_also_over_an_agent_restart(
     for device in devices.values():
         agent.simulate("xid", address(device), "79")
     namespace.wait_until_deleted("one")
+    # The second event is another write of the slices.
+    namespace.api.wait(lambda: all(taints(agent, device) for device in devices.values()), "both GPUs have a taint")
     published = {device: taints(agent, device) for device in devices.values()}
     assert {taint["effect"] for found in published.values() for taint in found} == {"NoExecute"}
     agent.restart().ready()
