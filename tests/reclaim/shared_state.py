@@ -38,7 +38,7 @@ class Source:
 
 
 class Agents:
-    """The agents on one state directory, by their names; the last of `running` is the newest."""
+    """The agents on one state directory, by their names; the last of `registered` is the newest."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
