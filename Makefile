@@ -24,7 +24,7 @@ $(SYNC): requirements.lock
 
 lock: ## update requirements.lock from pyproject.toml
 	@$(PY) -m pip install --quiet 'uv==0.13.8'
-	$(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --extra dev --extra otlp --no-header pyproject.toml -o requirements.lock
+	$(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --extra dev --no-header pyproject.toml -o requirements.lock
 
 # The sources of each of the three targets: an edit of one crate rebuilds one target.
 sources_of = $(shell find $(addprefix rust/,$(1)) -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock

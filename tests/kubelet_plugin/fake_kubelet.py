@@ -37,13 +37,7 @@ class Driver:
     messages: ModuleType
     channel: grpc.aio.Channel
 
-    async def call(
-        self,
-        method: str,
-        claims: Sequence[tuple[str, str, str]],
-        timeout: float = 45.0,
-        metadata: Sequence[tuple[str, str]] = (),
-    ) -> Any:
+    async def call(self, method: str, claims: Sequence[tuple[str, str, str]], timeout: float = 45.0) -> Any:
         """Call with `claims` as (namespace, name, uid)."""
         service = self.messages.DESCRIPTOR.services_by_name["DRAPlugin"].full_name
         kind = "NodePrepareResources" if method == "prepare" else "NodeUnprepareResources"
@@ -56,7 +50,7 @@ class Driver:
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=response.FromString,
         )
-        return await call(request, timeout=timeout, metadata=grpc.aio.Metadata(*metadata))
+        return await call(request, timeout=timeout)
 
 
 @dataclass

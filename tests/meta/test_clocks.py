@@ -21,8 +21,6 @@ WALL_TIME = {
     "kube_client/credentials.py": "credentials expire at a moment of the wall clock",
     "standalone/intake.py": "creationTimestamp of an object",
     "standalone/claim.py": "creationTimestamp of an object",
-    "otlp/spans.py": "moments that are exported as spans",
-    "otlp/exporter.py": "a moment that is exported as a metric",
     "doctor/endpoint.py": "certificates expire at a moment of the wall clock",
     "simulate/inject/usage.py": "another process, which has only this clock in common, plays a schedule",
     "webhook/clients.py": "certificates expire at a moment of the wall clock",

@@ -81,7 +81,6 @@ SHORT_LIMITS: dict[str, tuple[int, str]] = {
     "inventory/test_uplink.py": (2, "no process starts in a millisecond"),
     "kubelet_plugin/test_garbage.py": (1, "the peer does not read; both results pass"),
     "meta/test_daemon_threads.py": (1, "an event that does not occur"),
-    "otlp/collector.py": (1, "the pace of a slow server"),
     "prepare/life_cycle/agent_process.py": (1, "the interval of a loop"),
     "prepare/test_file_lock.py": (1, "the lock is held"),
     "prepare/test_hangs.py": (6, "the locks are held, and the call never ends"),

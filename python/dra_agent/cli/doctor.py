@@ -140,7 +140,6 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
         store_name=FILE,
         kubelet_dir=config.kubelet_dir,
         simulated=config.simulate is not None,
-        otlp=config.otlp,
         kubeconfig=None if config.standalone else config.kubeconfig,
     )
     if config.metrics_address:

@@ -13,9 +13,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
@@ -31,10 +31,6 @@ from dra_agent.kubelet_plugin.interfaces import ClaimSource, PluginMetrics
 from dra_agent.kubelet_plugin.operations import Operation, PendingPreparer, Prepare, Result, Unprepare
 from dra_agent.kubelet_plugin.proto import dra_v1_pb2, dra_v1beta1_pb2
 from dra_agent.prepare import ClaimPreparer
-
-if TYPE_CHECKING:
-    from dra_agent.kubelet_plugin.traced import CallTracing
-    from dra_agent.otlp.spans import Span, Tracer
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +86,8 @@ class DraService:
         claims: ClaimSource,
         executor: ClaimExecutor,
         metrics: PluginMetrics | None = None,
-        tracer: Tracer | None = None,
     ) -> None:
-        """Create it on the event loop. `tracer`: None: calls have no spans, and nothing of them is loaded."""
+        """Create it on the event loop."""
         self._executor = executor
         self._loop = asyncio.get_running_loop()
         self._preparer = PendingPreparer()
@@ -102,21 +97,10 @@ class DraService:
             Prepare(claims, executor, self._preparer, metrics),
             Unprepare(executor, self._preparer),
         )
-        self._tracing: CallTracing | None = None
-        if tracer is not None:
-            from dra_agent.kubelet_plugin.traced import CallTracing
-
-            self._tracing = CallTracing(tracer)
-            self._operations = tuple(map(self._tracing.operation, self._operations))
 
     def set_preparer(self, preparer: ClaimPreparer) -> None:
         """Start to prepare: earlier calls wait for this."""
         self._preparer.set(preparer)
-
-    @property
-    def span_of(self) -> Callable[[str], Span | None] | None:
-        """Returns by a claim's uid the span of the call that works on it on another thread; None: without spans."""
-        return None if self._tracing is None else self._tracing.claims.get
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """Return the handlers for a gRPC server."""
@@ -135,10 +119,8 @@ class DraService:
             call = _Call(operation, messages, next(self._numbers))
             return self._response(call, operation, message.claims, context)
 
-        service_name = messages.DESCRIPTOR.services_by_name["DRAPlugin"].full_name
-        tracing = self._tracing
         return grpc.unary_unary_rpc_method_handler(
-            handle if tracing is None else tracing.handler(handle, service_name, operation.method),
+            handle,
             request_deserializer=decoder(kind),
             response_serializer=getattr(messages, f"{operation.method}Response").SerializeToString,
         )
