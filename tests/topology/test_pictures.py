@@ -46,7 +46,7 @@ def text(topology: Topology, **options: Any) -> str:
 
     console = Console(width=400, no_color=True)
     with console.capture() as capture:
-        console.print(tree.draw(topology, **options), highlight=False)
+        console.print(tree.draw(topology, **{"names": PciIds(PCI_IDS), **options}), highlight=False)
     return capture.get()
 
 
