@@ -17,8 +17,11 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
+# One line states what is missing, before anything long starts.
+preflight = $(eval missing := $$(shell CARGO='$(CARGO)' VENV='$(VENV)' sh deploy/preflight.sh))$(if $(missing),$(error $(missing)))
+
 $(SYNC): requirements.lock
-	@test -x $(PY) || python3 -m venv $(VENV)
+	@$(preflight)test -x $(PY) || python3 -m venv $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@touch $@
 
@@ -52,7 +55,7 @@ $(HOOK): $(HOOK_SOURCES)
 revision:
 	@python3 deploy/revision.py
 
-build: revision $(NATIVE) $(FAKE) $(HOOK) ## build the extension and install the agent into .venv
+build: $(SYNC) revision $(NATIVE) $(FAKE) $(HOOK) ## build the extension and install the agent into .venv
 
 .PHONY: image-base image test-image
 image-base: ## create the local base images of `make image` again; requires root, buildah and mmdebstrap
