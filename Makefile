@@ -239,8 +239,8 @@ bench-capacity: build ## compare `dra-agent capacity` with kube-scheduler on 100
 test-packages: build ## install, upgrade and remove packages in a clean root under a real systemd; requires root and mmdebstrap
 	$(PY) -m pytest -n 0 tests/packages $(ARGS)
 
-test-sources: $(SYNC) ## run the quickstart without hardware from the sources to the claim, in a clean root; requires root, mmdebstrap and the network
-	PYTHONPATH=tests $(PY) -m packages.source_build
+test-sources: $(SYNC) ## run what the README says in a clean root: quickstart, make demo, make test (ARGS="--debian 13 --warm 5 --loops 4"); requires root, mmdebstrap and the network
+	PYTHONPATH=tests $(PY) -m packages.source_build $(ARGS)
 
 wheel: build ## build the wheel for glibc 2.28 and newer, optimized, in target/packages (5 minutes of CPU; needs PyPI for zig)
 	@$(PY) deploy/wheel.py $(ARGS)
