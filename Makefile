@@ -17,8 +17,11 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
+# One line states what is missing, before anything long starts.
+preflight = $(eval missing := $$(shell CARGO='$(CARGO)' VENV='$(VENV)' sh deploy/preflight.sh))$(if $(missing),$(error $(missing)))
+
 $(SYNC): requirements.lock
-	@test -x $(PY) || python3 -m venv $(VENV)
+	@$(preflight)test -x $(PY) || python3 -m venv $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@touch $@
 
@@ -52,7 +55,7 @@ $(HOOK): $(HOOK_SOURCES)
 revision:
 	@python3 deploy/revision.py
 
-build: revision $(NATIVE) $(FAKE) $(HOOK) ## build the extension and install the agent into .venv
+build: $(SYNC) revision $(NATIVE) $(FAKE) $(HOOK) ## build the extension and install the agent into .venv
 
 .PHONY: image-base image test-image
 image-base: ## create the local base images of `make image` again; requires root, buildah and mmdebstrap
@@ -236,8 +239,8 @@ bench-capacity: build ## compare `dra-agent capacity` with kube-scheduler on 100
 test-packages: build ## install, upgrade and remove packages in a clean root under a real systemd; requires root and mmdebstrap
 	$(PY) -m pytest -n 0 tests/packages $(ARGS)
 
-test-sources: $(SYNC) ## run the quickstart without hardware from the sources to the claim, in a clean root; requires root, mmdebstrap and the network
-	PYTHONPATH=tests $(PY) -m packages.source_build
+test-sources: $(SYNC) ## run what the README says in a clean root: quickstart, make demo, make test (ARGS="--debian 13 --warm 5 --loops 4"); requires root, mmdebstrap and the network
+	PYTHONPATH=tests $(PY) -m packages.source_build $(ARGS)
 
 wheel: build ## build the wheel for glibc 2.28 and newer, optimized, in target/packages (5 minutes of CPU; needs PyPI for zig)
 	@$(PY) deploy/wheel.py $(ARGS)
