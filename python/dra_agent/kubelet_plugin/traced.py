@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 from dra_agent.claim import ClaimDevice, ClaimRef
@@ -67,8 +66,8 @@ class _TracedOperation(Operation):
         self.method = operation.method  # type: ignore[misc]  # each of the two operations has its own
         self.name = operation.name  # type: ignore[misc]
 
-    def response(self, messages: ModuleType, results: dict[str, Result]) -> Any:
-        return self._operation.response(messages, results)
+    def response(self, results: dict[str, Result]) -> Any:
+        return self._operation.response(results)
 
     async def on_loop(self, claim: ClaimRef, deadline_s: float, tried: AgentError | None) -> Sequence[ClaimDevice]:
         if current.get() is None:
