@@ -1,19 +1,20 @@
 """A cluster for what-if queries: slices, classes, nodes and held claims, read once for any number of queries.
 
-The results are those of `dra_agent.allocator.allocate` for the same objects, and so those of kube-scheduler.
+The results are those of kube-scheduler for the same objects.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypedDict, TypeVar, cast
 
 import msgspec
 
-from dra_agent.allocator import Allocation, Object
 from dra_agent.errors import PermanentError
 
+Object = Mapping[str, Any]
+"""An object of the Kubernetes API, as JSON has it."""
 Claims = bytes | Iterable[Object]
 """ResourceClaims: objects, or JSON as the API server returns it (a list object, an array or one object)."""
 Source = bytes | Iterable[Object | bytes]
@@ -25,6 +26,16 @@ MAX_COPIES = 1000
 """Default maximum of copies on one node: shares without a capacity, and admin access, have no limit."""
 _HINT = "check it with `kubectl apply --dry-run=server`"
 _Result = TypeVar("_Result")
+
+
+class Allocation(TypedDict):
+    """An AllocationResult for each claim, or none for any."""
+
+    allocated: bool
+    results: list[dict[str, Any]]
+    """In the order of the claims; empty where they are not allocated."""
+    error: str | None
+    """Why there is no result; None if the claims do not fit."""
 
 
 class Sweep(msgspec.Struct, frozen=True):

@@ -7,10 +7,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "python/dra_agent"
 OWN_DATA = {
-    "allocator.py": "the response of the Rust part",
     "cluster.py": "the response of the Rust part",
     "agent/config_file.py": "the response of the Rust part",
-    "explain/__init__.py": "the response of the Rust part",
     "manifests/load.py": "the response of the Rust part; else it only refuses half a character",
     "prepare/ledger.py": "the response of the Rust part",
     "slices/current.py": "the response of the Rust part",
