@@ -165,7 +165,7 @@ class Cluster:
         """
         seed = _seed(share_id_seed)
         response = _call(self._native.allocate, node, _encode(claims), _milliseconds(deadline), seed, ignore_held)
-        return cast("Allocation", msgspec.json.decode(response))
+        return cast("Allocation", msgspec.json.decode(response))  # noqa: TID251 - the response of the Rust part
 
     def explain(self, node: str, claims: Claims, *, deadline: float = 10.0) -> dict[str, Any]:
         """Explain the result of `allocate`: every device with the reasons against it.
@@ -176,7 +176,7 @@ class Cluster:
             PermanentError: As for `allocate`.
         """
         response = _call(self._native.explain, node, _encode(claims), _milliseconds(deadline), _seed(None), False)
-        explanation: dict[str, Any] = msgspec.json.decode(response)
+        explanation: dict[str, Any] = msgspec.json.decode(response)  # noqa: TID251 - the response of the Rust part
         return explanation
 
     def fits(
@@ -201,7 +201,7 @@ class Cluster:
         """
         names = None if nodes is None else list(nodes)
         response = _call(self._native.fits, names, _encode(claims), _milliseconds(deadline), ignore_held)
-        return msgspec.json.decode(response, type=Sweep)
+        return msgspec.json.decode(response, type=Sweep)  # noqa: TID251 - the response of the Rust part
 
     def capacity(
         self,
@@ -240,7 +240,7 @@ class Cluster:
             _milliseconds(deadline),
             ignore_held,
         )
-        return msgspec.json.decode(response, type=Capacity)
+        return msgspec.json.decode(response, type=Capacity)  # noqa: TID251 - the response of the Rust part
 
     def hold(self, claims: Source) -> None:
         """Record that allocated claims hold their devices; one that is held already gets its new allocation.
@@ -282,7 +282,7 @@ class Cluster:
     @property
     def counts(self) -> Counts:
         """The numbers of objects, and of the work so far."""
-        return msgspec.json.decode(self._native.counts(), type=Counts)
+        return msgspec.json.decode(self._native.counts(), type=Counts)  # noqa: TID251 - the response of the Rust part
 
 
 def _call(method: Callable[..., _Result], *arguments: Any) -> _Result:

@@ -108,10 +108,10 @@ class Span:
         if parent is not None:
             self.trace_id, self.parent_id, self.state = parent.trace_id, parent.span_id, parent.state
             # Children use the clock of the first span, so that a step of the wall clock does not move them out of it.
-            self._anchor_ns = parent._anchor_ns
+            self._anchor_ns = parent._anchor_ns  # noqa: SLF001 - another class of this module
         else:
             # perf_counter_ns is monotonic; spans of one trace differ by real durations.
-            self._anchor_ns = time.time_ns() - time.perf_counter_ns()
+            self._anchor_ns = time.time_ns() - time.perf_counter_ns()  # noqa: TID251 - moments that are exported as spans
             self.trace_id = _identifier(16) if remote is None else remote.trace_id
             self.parent_id = b"" if remote is None else remote.span_id
             self.state = "" if remote is None else remote.state
