@@ -49,7 +49,7 @@ DESCRIBE = (
 TRY = """
 import importlib, json, sys
 sys.path.insert(0, sys.argv[1])
-libraries = "grpc google.protobuf h11 jeepney msgspec prometheus_client pynvml pyroute2 rich yaml"
+libraries = "argcomplete grpc google.protobuf h11 jeepney msgspec prometheus_client pynvml pyroute2 rich yaml"
 for name in libraries.split():
     importlib.import_module(name)
 import dra_agent._native

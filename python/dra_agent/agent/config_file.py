@@ -253,7 +253,7 @@ class FieldError(msgspec.Struct, frozen=True):
 
 def validate(value: dict[str, Any]) -> list[FieldError]:
     """Return the errors for which the API server would reject a resource.k8s.io/v1 object."""
-    return msgspec.json.decode(_native.validate_object(msgspec.json.encode(value)), type=list[FieldError])
+    return msgspec.json.decode(_native.validate_object(msgspec.json.encode(value)), type=list[FieldError])  # noqa: TID251 - the response of the Rust part
 
 
 def validation_messages(value: dict[str, Any]) -> list[str]:

@@ -165,7 +165,7 @@ class KubeletPlugin:
         replaced = before or (None,) * len(self._paths.distinct)
         files = tuple(SocketFile(path, was) for path, was in zip(self._paths.distinct, replaced, strict=True))
         server = grpc.server(self._calls, options=_OPTIONS)
-        server.add_generic_rpc_handlers((self._registration.handler(self._other_calls), *self._service.handlers()))
+        server.add_generic_rpc_handlers((self._registration.handler(self._other_calls), self._service.handler()))
         if self.health is not None:
             server.add_generic_rpc_handlers(tuple(self.health.handlers(self._other_calls)))
         try:

@@ -1,4 +1,4 @@
-"""The DRAPlugin service: prepare and unprepare for the kubelet, in both versions, which differ in nothing but names.
+"""The DRAPlugin service: prepare and unprepare for the kubelet.
 
 A response has exactly the claims of the request, each with its devices or its own error.
 
@@ -14,7 +14,6 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import grpc
@@ -29,7 +28,7 @@ from dra_agent.kubelet_plugin.claim_fetch import UnreadError
 from dra_agent.kubelet_plugin.handlers import Context, RefusedError, abort, check_decoded, decoder, service, wait_for
 from dra_agent.kubelet_plugin.interfaces import ClaimSource, PluginMetrics
 from dra_agent.kubelet_plugin.operations import Operation, PendingPreparer, Prepare, Result, Unprepare
-from dra_agent.kubelet_plugin.proto import dra_v1_pb2, dra_v1beta1_pb2
+from dra_agent.kubelet_plugin.proto import dra_v1_pb2 as messages
 from dra_agent.prepare import ClaimPreparer
 
 log = logging.getLogger(__name__)
@@ -40,15 +39,12 @@ SPARE_S = 0.5
 MAX_CLAIMS = 1000
 """Claims in a call, many times what a pod can have: a larger one would block the event loop."""
 
-_VERSIONS: tuple[ModuleType, ...] = (dra_v1_pb2, dra_v1beta1_pb2)
-
 
 class _Call:
     """A call of the kubelet, for its log and its response."""
 
-    def __init__(self, operation: Operation, messages: ModuleType, number: int) -> None:
+    def __init__(self, operation: Operation, number: int) -> None:
         self._operation = operation
-        self._messages = messages
         self._number = number
         self._began = time.perf_counter()
 
@@ -65,7 +61,7 @@ class _Call:
                     "seconds": round(time.perf_counter() - self._began, 4),
                 },
             )
-        return self._operation.response(self._messages, results)
+        return self._operation.response(results)
 
     def failed(self, claim: ClaimRef, error: BaseException) -> AgentError:
         """Log the error of a claim, and return the one for the kubelet."""
@@ -102,21 +98,18 @@ class DraService:
         """Start to prepare: earlier calls wait for this."""
         self._preparer.set(preparer)
 
-    def handlers(self) -> list[grpc.GenericRpcHandler]:
+    def handler(self) -> grpc.GenericRpcHandler:
         """Return the handlers for a gRPC server."""
-        return [
-            service(messages, "DRAPlugin", {one.method: self._handler(messages, one) for one in self._operations})
-            for messages in _VERSIONS
-        ]
+        return service(messages, "DRAPlugin", {one.method: self._handler(one) for one in self._operations})
 
-    def _handler(self, messages: ModuleType, operation: Operation) -> grpc.RpcMethodHandler[Any, Any]:
+    def _handler(self, operation: Operation) -> grpc.RpcMethodHandler[Any, Any]:
         kind = getattr(messages, f"{operation.method}Request")
 
         def handle(message: Any, context: Context) -> Any:
             check_decoded(message, kind, context)
             if len(message.claims) > MAX_CLAIMS:
                 abort(context, RefusedError(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MAX_CLAIMS} claims"))
-            call = _Call(operation, messages, next(self._numbers))
+            call = _Call(operation, next(self._numbers))
             return self._response(call, operation, message.claims, context)
 
         return grpc.unary_unary_rpc_method_handler(

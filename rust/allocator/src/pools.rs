@@ -12,7 +12,7 @@ use crate::gates::Gates;
 use crate::in_use::DeviceId;
 use crate::node::slice_is_usable_on;
 use crate::published::Published;
-use crate::slices::Slices;
+use crate::slices::SliceIndex;
 
 /// A device of a usable pool.
 #[derive(Debug, Clone, Copy)]
@@ -83,7 +83,7 @@ type PoolKey<'a> = (&'a str, &'a str);
 
 /// All pools with a slice for the node.
 pub(crate) fn gather<'a>(
-    slices: Slices<'a>,
+    slices: &'a SliceIndex,
     node: &Node,
     gates: Gates,
 ) -> Result<Vec<Pool<'a>>, Error> {
@@ -148,7 +148,7 @@ fn add_newest<'a>(found: &mut Vec<&'a Published>, slice: &'a Published) {
 fn assemble<'a>(
     (driver, name): PoolKey<'a>,
     found: Vec<&'a Published>,
-    slices: Slices<'a>,
+    slices: &'a SliceIndex,
     gates: Gates,
 ) -> Option<Pool<'a>> {
     let first = &found.first()?.spec.pool;

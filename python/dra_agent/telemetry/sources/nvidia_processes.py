@@ -56,7 +56,11 @@ class NvidiaProcesses:
     name = "nvml-processes"
 
     def __init__(
-        self, host: Host, *, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = boottime
+        self,
+        host: Host,
+        *,
+        wall: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] = boottime,  # noqa: TID251 - samples of NVML have the time of the CPU in the wall clock
     ) -> None:
         """`wall` returns seconds since the epoch, `elapsed` those since boot."""
         self._host = host
