@@ -50,6 +50,18 @@ def test_a_failure_names_its_input_and_the_reproducing_command(tmp_path: Path) -
     assert f"make fuzz ARGS='--target quantity --input {outcome.failure}'" in text
 
 
+def test_a_minimized_corpus_without_inputs_is_refused(tmp_path: Path) -> None:
+    def minimise(selected: str) -> list[str]:
+        driver = f"import sys; from pathlib import Path; {selected}"
+        into = tmp_path / "into"
+        libfuzzer.minimise([sys.executable, "-c", driver], into, [], tmp_path / "log")
+        return [path.name for path in into.iterdir()]
+
+    with pytest.raises(RuntimeError, match=f"libFuzzer selected no input: {tmp_path / 'log'}"):
+        minimise("")
+    assert minimise("(Path(sys.argv[3]) / 'one').touch()") == ["one"]
+
+
 def test_every_target_has_a_driver_a_corpus_and_a_dictionary() -> None:
     assert {path.stem for path in (DRIVERS / "src" / "bin").iterdir()} == {target.name for target in RUST}
     assert {path.name for path in CORPUS.iterdir()} == set(TARGETS)
