@@ -109,17 +109,20 @@ def test_a_call_of_the_kubelet_a_uevent_and_a_notice(
     async def scenario() -> None:
         async with registered(kubelet) as driver:
             prepared = allocate(fake_api, "one")
+            eventually(lambda: len(published()) == 2, agent.log_text)
+            calls.wait_for_quiet()
             calls.forget()
             assert not (await prepare(driver, prepared)).error
+            calls.keep("prepare")
             wait_for_walk(calls, PREPARE)
 
-            eventually(lambda: len(published()) == 2, agent.log_text)
             inject.unplug(state / "simulated" / "vm-1gpu", NIC)
             calls.forget()
             send(uevents, f"/devices/pci0000:00/{NIC}")
             eventually(lambda: len(published()) == 1, agent.log_text)
             wait_for_walk(calls, UEVENT)
 
+            calls.wait_for_quiet()
             calls.forget()
             when = datetime.now(UTC) + timedelta(seconds=120)
             aws.set(spot={"action": "terminate", "time": when.strftime("%Y-%m-%dT%H:%M:%SZ")})
@@ -127,6 +130,7 @@ def test_a_call_of_the_kubelet_a_uevent_and_a_notice(
             fake_api.remove("resourceclaims", prepared[1], prepared[0])
             assert not (await driver.call("unprepare", [prepared])).claims[prepared[2]].error
             wait_for_walk(calls, NOTICE)
+            calls.keep("notice")
 
     asyncio.run(scenario())
 
