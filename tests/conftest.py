@@ -15,19 +15,19 @@ from dra_agent import simulate
 from dra_agent.host import Host
 from fake_apiserver.fixture import fake_api
 from leftovers import (
+    mark_processes,
     nothing_left_behind,
-    pytest_configure,
     pytest_runtest_protocol,
     pytest_sessionfinish,
     pytest_terminal_summary,
 )
 from recordings.pack import unpack
 from temporary_files import keep_in_memory
+from tiers import Tiers
 
 __all__ = [
     "fake_api",
     "nothing_left_behind",
-    "pytest_configure",
     "pytest_runtest_protocol",
     "pytest_sessionfinish",
     "pytest_terminal_summary",
@@ -38,6 +38,12 @@ keep_in_memory()
 # The time to draw examples depends on the load of the machine only.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start what watches the whole run."""
+    mark_processes(config)
+    config.pluginmanager.register(Tiers())
 
 
 @pytest.hookimpl(wrapper=True)
