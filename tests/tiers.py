@@ -22,13 +22,31 @@ PROCESSES = pytest.mark.thorough("start agents to check what a faster test check
 PATIENCE = pytest.mark.thorough("wait for real time, or load the machine")
 HOUSE = pytest.mark.thorough("check this repository, its pages and its packages, not the agent")
 
+FIXTURES = {
+    "evaluate_with_kubernetes": GO,
+    "go_allocator": GO,
+    "oracle": GO,
+    "upstream": GO,
+    "browser": PROGRAMS,
+    "helm": PROGRAMS,
+    "kubectl": PROGRAMS,
+}
+"""A test with one of these fixtures has its mark."""
+
 
 class Tiers:
-    """Counts the tests that a run with `-m "not thorough"` leaves out, by reason; workers report to the main process."""
+    """Counts the tests that a run with `-m "not thorough"` leaves out, by reason; workers report to the main one."""
 
     def __init__(self) -> None:
         self._left_out: Counter[str] = Counter()
         self._by_worker: list[Counter[str]] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: Sequence[pytest.Item]) -> None:
+        """Mark tests by their fixtures, before `-m` selects by marks."""
+        for item in items:
+            for name in FIXTURES.keys() & set(getattr(item, "fixturenames", ())):
+                item.add_marker(FIXTURES[name])
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         for item in items:

@@ -1,4 +1,4 @@
-"""`make test` and `make test-rest` run every part once, and name failures and what is not covered in their last lines."""
+"""`make test` and `make test-rest` run every part once; their last lines name failures and what is not covered."""
 
 from __future__ import annotations
 
