@@ -59,8 +59,8 @@ class NvidiaProcesses:
         self,
         host: Host,
         *,
-        wall: Callable[[], float] = time.time,
-        elapsed: Callable[[], float] = boottime,  # noqa: TID251 - samples of NVML have the time of the CPU in the wall clock
+        wall: Callable[[], float] = time.time,  # noqa: TID251 - samples of NVML have times of the wall clock
+        elapsed: Callable[[], float] = boottime,
     ) -> None:
         """`wall` returns seconds since the epoch, `elapsed` those since boot."""
         self._host = host
