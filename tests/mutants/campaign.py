@@ -305,7 +305,7 @@ def _work(
             return
         first = record.covering(mutant, budget, lambda test: test not in thorough)
         rest = record.covering(mutant, budget, lambda test: test in thorough)
-        response = {"verdict": "no test", "by": "", "seconds": 0.0}
+        response: dict[str, Any] = {"verdict": "no test", "by": "", "seconds": 0.0}
         in_first_tier = False
         for tests in filter(None, (first, rest)):
             before = response["seconds"]
