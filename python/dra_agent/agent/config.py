@@ -217,6 +217,8 @@ class LoadedConfig(msgspec.Struct, frozen=True):
     """The file that was read."""
     file_lines: dict[str, str]
     """FILE:LINE by the keys that the file sets (`health.fatal`)."""
+    ignored: tuple[ConfigProblem, ...]
+    """Keys of earlier versions in the file."""
 
     def origin(self, key: str) -> str:
         """Return the origin of a key's value; "default" if it is not set."""
@@ -298,9 +300,11 @@ def load(
         file.check_rules(config.driver_name)
     if problems:
         raise ConfigError(sorted(problems, key=lambda one: (one.line is None, one.line or 0)))
-    places = {} if file is None else {key: file.place(key) for key in file.set_keys}
+    if file is None:
+        return LoadedConfig(config, origins, None, {}, ())
+    places = {key: file.place(key) for key in file.set_keys}
     lines = {key: origin if line is None else f"{origin}:{line}" for key, (origin, line) in places.items()}
-    return LoadedConfig(config, origins, None if file is None else file.path, lines)
+    return LoadedConfig(config, origins, file.path, lines, tuple(file.ignored))
 
 
 def _check_for_start(config: Config, check: Callable[[str, Callable[[str], object]], None]) -> None:
