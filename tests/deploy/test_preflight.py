@@ -157,9 +157,8 @@ def test_a_checkout_of_another_user_is_named(short_path: Path) -> None:
     short_path.chmod(0o755)
     machine = checkout(short_path / "checkout")
     machine.root.chmod(0o555)
-    setpriv = (shutil.which("setpriv") or "setpriv", f"--reuid={UNPRIVILEGED}", "--clear-groups")
-    prefix = setpriv if os.geteuid() == 0 else ()
-    done = machine.run(prefix=prefix)
+    as_other = (shutil.which("setpriv") or "setpriv", f"--reuid={UNPRIVILEGED}", "--clear-groups")
+    done = machine.run(prefix=as_other if os.geteuid() == 0 else ())
     machine.root.chmod(0o755)
     assert "cannot write .: change its owner, or clone as this user" in done.stdout
 

@@ -92,7 +92,7 @@ class Visitor:
         self._work, self._lower = work, lower
         self.home = work / f"upper{HOME}"
         self.home.mkdir(parents=True)
-        clone = ["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(self.home / "dra-agent")]
+        clone: list[str | Path] = ["git", "clone", "--quiet", "--no-hardlinks", ROOT, self.home / "dra-agent"]
         subprocess.run(clone, check=True)
         # Where this machine has an authority for downloads, a clean root does not trust it.
         shutil.copy(CERTIFICATES, self.home / "certificates.pem")
