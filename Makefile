@@ -12,7 +12,7 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-pictures docs-reference lock build check demo test test-rust test-python test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages test-sources clean cluster cluster-down test-cluster test-earlier test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
+.PHONY: help docs docs-pictures docs-reference lock build check demo test test-rust test-python test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages test-sources clean cluster cluster-down test-cluster test-earlier test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests measures
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -129,6 +129,9 @@ coverage: build ## measure lines and branches of Python that tests execute; name
 	@$(PY) -m coverage report --ignore-errors > target/coverage/report
 	@awk '/%$$/ && $$1 != "TOTAL" && $$NF + 0 < 90' target/coverage/report; grep '^TOTAL' target/coverage/report
 	@exit $$(cat target/coverage/pytest-exit-code)
+
+measures: build ## print size and shape of the code now and at the last release: lines, circles, files of a call (ARGS=--details: what is counted)
+	@PYTHONPATH=tests $(PY) -m measures $(ARGS)
 
 lint: build ## run ruff and mypy --strict on all Python, check import rules, licenses and sources of crates
 	$(VENV)/bin/ruff check python tests benchmarks deploy demo
