@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Collection
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import dra_agent
-from eventually import eventually
 
-QUIET_S = 0.1
-"""Seconds without a call, after which an agent has finished its last work. It polls every second."""
 _PACKAGE = f"{Path(dra_agent.__file__).parent}/"
 KEPT = os.environ.get("DRA_AGENT_TEST_WALKS", "")
 """A folder for all calls of each walk, if set: `make measures` counts them."""
+REPEATS = 4 if KEPT else 0
+"""How often a walk is repeated. What an agent does by chance at the same time is not in all of them."""
 
 
 def patch(file: Path, functions: Collection[str] = ()) -> str:
@@ -73,15 +71,11 @@ class Calls:
         """Return the functions called since then, in their order."""
         return [line.rpartition(" ")[0] for line in self._lines()]
 
-    def wait_for_quiet(self) -> None:
-        """Wait until the process has nothing to do, if `make measures` counts what it does next."""
-        if KEPT:
-            eventually(lambda: time.time() - self.file.stat().st_mtime > QUIET_S)
-
     def keep(self, walk: str) -> None:
-        """Write the calls since then to a file for `make measures`, if it runs this test."""
+        """Write the calls since then to another file for `make measures`, if it runs this test."""
         if KEPT:
-            (Path(KEPT) / walk).write_text("\n".join(self._lines()))
+            number = len(list(Path(KEPT).glob(f"{walk}-*")))
+            (Path(KEPT) / f"{walk}-{number}").write_text("\n".join(self._lines()))
 
     def _lines(self) -> list[str]:
         with self.file.open() as file:
