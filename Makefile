@@ -5,7 +5,7 @@ CARGO  ?= cargo
 PROFILE ?= release
 SYNC   := $(VENV)/.synced
 NATIVE := $(VENV)/.native-$(PROFILE)
-FAKE   := python/dra_agent/simulate/lib/libnvidia-ml.so.1
+FAKE   := python/dra_simulate/lib/libnvidia-ml.so.1
 HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 
 # Tests start hundreds of agents. Without byte code, each of them would compile the whole package.
@@ -239,7 +239,7 @@ test-packages: build ## install, upgrade and remove packages in a clean root und
 test-sources: $(SYNC) ## run the quickstart without hardware from the sources to the claim, in a clean root; requires root, mmdebstrap and the network
 	PYTHONPATH=tests $(PY) -m packages.source_build
 
-wheel: build ## build the wheel for glibc 2.28 and newer, optimized, in target/packages (5 minutes of CPU; needs PyPI for zig)
+wheel: build ## build the wheels for glibc 2.28 and newer, optimized, in target/packages (5 minutes of CPU; needs PyPI for zig)
 	@$(PY) deploy/wheel.py $(ARGS)
 
 sdist: $(SYNC) ## build the source distribution of the last commit, without binaries, in target/packages
@@ -286,4 +286,4 @@ proto: $(SYNC) ## generate the messages of the kubelet API from $(PROTO)
 	  --python_out=python --mypy_out=quiet:python $(PROTO)/*.proto
 
 clean: ## remove build outputs
-	rm -rf target $(VENV) python/dra_agent/simulate/lib python/dra_agent/device_setup/lib python/dra_agent/*.so
+	rm -rf target $(VENV) python/dra_simulate/lib python/dra_agent/device_setup/lib python/dra_agent/*.so

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Device, Inventory
@@ -34,7 +34,7 @@ def names(published: list[dict[str, Any]]) -> list[str]:
 
 
 def inventory_of(profile: str, directory: Path, settings: InventorySettings) -> Inventory:
-    host = simulate.build(profile, directory / profile)
+    host = dra_simulate.build(profile, directory / profile)
     return collect(host, scan(host), settings)
 
 

@@ -35,7 +35,7 @@ FORKED_MODULES = (
     "dra_agent.nvml.recording_worker",
     "dra_agent.nvml.replay_worker",
     "dra_agent.nvml.worker",
-    "dra_agent.simulate.nvidia_smi_tool",
+    "dra_simulate.nvidia_smi_tool",
 )
 """Modules of child processes that are forked: those that tests start most often."""
 MODULES = (
@@ -77,11 +77,11 @@ MODULES = (
     "dra_agent.manifests",
     "dra_agent.metrics.registry",
     "dra_agent.prepare.ledger_reader",
-    "dra_agent.simulate",
-    "dra_agent.simulate.kernel",
-    "dra_agent.simulate.nvidia_smi_report",
-    "dra_agent.simulate.profiles.dgx_h100",
-    "dra_agent.simulate.profiles.vm_1gpu",
+    "dra_simulate",
+    "dra_simulate.kernel",
+    "dra_simulate.nvidia_smi_report",
+    "dra_simulate.profiles.dgx_h100",
+    "dra_simulate.profiles.vm_1gpu",
     "dra_agent.telemetry.control",
     "dra_agent.topology.tree",
     "preloaded.children",

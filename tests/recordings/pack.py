@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.doctor.record import record
 from dra_agent.host import Host
 
@@ -42,8 +42,8 @@ def unpack(name: str, target: Path) -> Path:
 
 
 def _host(root: str, work: Path) -> Host:
-    if root in simulate.profiles():
-        host = simulate.build(root, work / "host")
+    if root in dra_simulate.profiles():
+        host = dra_simulate.build(root, work / "host")
         if root == "mixed":
             divide(host)
         return host

@@ -20,7 +20,7 @@ from dra_agent.cli.main import main
 from dra_agent.cli.top_tables import share_rows
 from dra_agent.metrics.access import EndpointAccess
 from dra_agent.metrics.http_server import HttpServer
-from dra_agent.simulate import inject
+from dra_simulate import inject
 from eventually import DEADLINE_S
 from fake_apiserver.certificates import Authority
 from fake_apiserver.fake import FakeApi

@@ -10,8 +10,8 @@ import pytest
 
 from conftest import RECORDED
 from dra_agent.host import Host
-from dra_agent.simulate import build
 from dra_agent.topology import DeviceKind, Distance, PciFunction, Topology, scan
+from dra_simulate import build
 from topology.xml_trees import from_lstopo, from_nccl
 
 

@@ -218,9 +218,10 @@ def _values(action: argparse.Action, words: Sequence[str], names: Names) -> Iter
     if kind in _FILE_KINDS:
         return [Candidate(_FILE_KINDS[kind])]
     if kind == "PROFILE" or kind.startswith("PROFILE|"):
-        from dra_agent.simulate import profiles
+        from dra_agent.agent.distributions import SIMULATE, simulation
 
-        return [*map(Candidate, profiles()), *([Candidate(DIRECTORIES)] if kind != "PROFILE" else [])]
+        names_of_profiles = simulation().profiles() if SIMULATE.is_installed else ()
+        return [*map(Candidate, names_of_profiles), *([Candidate(DIRECTORIES)] if kind != "PROFILE" else [])]
     if "|" in kind:
         return map(Candidate, kind.split("|"))
     return names(kind, words)

@@ -10,9 +10,11 @@ import importlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, NoReturn
 
 from dra_agent import revision
+from dra_agent.agent.distributions import SIMULATE, Distribution, load
 
 PROGRAM = "dra-agent"
 COMMANDS = {
@@ -34,6 +36,8 @@ COMMANDS = {
     "simulate": "build a simulated host and change it while an agent runs on it",
     "completion": "print the completion script of a shell",
 }
+OF_OTHER_DISTRIBUTIONS: dict[str, tuple[Distribution, str]] = {"simulate": (SIMULATE, "command")}
+"""Commands that the agent's own distribution does not have: each with its distribution, and its module there."""
 EPILOG = """\
 exit codes: 0 done; 1 failed, or the answer is no; 2 wrong use or an invalid file; 130 interrupted.
 `dra-agent COMMAND --help` shows the flags and examples of a command.
@@ -120,10 +124,21 @@ def build_parser(only: str | None = None) -> Parser:
     parser.add_argument("--version", action="version", version=f"dra-agent {revision.describe()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        subparser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        if only in (None, name):
-            importlib.import_module(f"dra_agent.cli.{name}").add_arguments(subparser)
+        distribution, _ = OF_OTHER_DISTRIBUTIONS.get(name, (None, ""))
+        missing = distribution if distribution is not None and not distribution.is_installed else None
+        mark = f" (needs {missing.name})" if missing is not None else ""
+        subparser = commands.add_parser(name, help=summary + mark, description=summary[0].upper() + summary[1:] + ".")
+        if only == name or (only is None and missing is None):
+            command_module(name).add_arguments(subparser)
     return parser
+
+
+def command_module(name: str) -> ModuleType:
+    """Import the module of a command. Raises UsageError if it is of a distribution that is not installed."""
+    if name in OF_OTHER_DISTRIBUTIONS:
+        distribution, module = OF_OTHER_DISTRIBUTIONS[name]
+        return load(distribution, module, name)
+    return importlib.import_module(f"dra_agent.cli.{name}")
 
 
 def examples(*lines: tuple[str, str], program: str = PROGRAM) -> str:
