@@ -52,7 +52,13 @@ $(HOOK): $(HOOK_SOURCES)
 revision:
 	@python3 deploy/revision.py
 
-build: revision $(NATIVE) $(FAKE) $(HOOK) ## build the extension and install the agent into .venv
+# The other distributions are importable as the agent is; one of them has a command.
+PLUGIN := $(VENV)/bin/kubectl-dra
+$(PLUGIN): $(SYNC)
+	@printf '#!/bin/sh\nexec "%s" -c "import sys; from dra_cluster.cli.kubectl_plugin import main; sys.exit(main())" "$$@"\n' \
+	  '$(abspath $(PY))' > $@ && chmod +x $@
+
+build: revision $(NATIVE) $(FAKE) $(HOOK) $(PLUGIN) ## build the extension and install all distributions into .venv
 
 .PHONY: image-base image test-image
 image-base: ## create the local base images of `make image` again; requires root, buildah and mmdebstrap

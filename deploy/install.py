@@ -30,7 +30,7 @@ EXTRA = "otlp"
 UNIT = "dra-agent.service"
 REPOSITORY = Path(__file__).resolve().parents[1]
 MANUAL = REPOSITORY / "man"
-PACKAGES = ("dra_agent", "dra_simulate")
+PACKAGES = ("dra_agent", "dra_cluster", "dra_simulate")
 """The Python packages of this repository, of which the agent requires only the first."""
 BINARIES = (
     "dra_agent/_native.abi3.so",
@@ -222,10 +222,11 @@ def install(
             run_python(python, f"{python} cannot compile the libraries", "-c", COMPILE, library, layout.library)
         texts = {
             layout.command: launcher(layout.library, python, "dra_agent.cli.main"),
-            layout.kubectl_plugin: launcher(layout.library, python, "dra_agent.cli.kubectl_plugin"),
             layout.unit: unit_text(layout),
             layout.tmpfiles: (REPOSITORY / "systemd/dra-agent.tmpfiles").read_text(),
         }
+        if (library / "dra_cluster").is_dir():
+            texts[layout.kubectl_plugin] = launcher(layout.library, python, "dra_cluster.cli.kubectl_plugin")
         texts |= {layout.manual / page.name: page.read_text() for page in MANUAL.glob("*.1")}
         texts |= {layout.completions[shell]: script for shell, script in scripts.items()}
         config = layout.staged(layout.config)
@@ -244,7 +245,7 @@ def install(
     finally:
         replacement.discard()
     for path in layout.replaced():
-        if path.parent != layout.manual:
+        if path.parent != layout.manual and layout.staged(path).exists():
             print(f"installed {layout.staged(path)}")
     print(f"{'kept     ' if kept else 'installed'} {config}")
     if python.is_relative_to("/root") or python.is_relative_to("/home"):

@@ -21,7 +21,7 @@ from deploy.install import launcher
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = Path("/usr/local/lib/dra-agent")
 COMMAND = Path("/usr/local/bin/dra-agent")
-PACKAGES = ("dra_agent",)
+PACKAGES = ("dra_agent", "dra_cluster")
 DEBUG_PACKAGES = ("dra_simulate",)
 """Python packages of this repository that only the debug variant has."""
 NONROOT_UID = 65532

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("sdist", "wheel", "deb", "chart", "kustomize", "man", "image")
 BUILT = ("python/dra_agent/device_setup/lib/dra-agent-hook", "python/dra_simulate/lib/libnvidia-ml.so.1")
 """What `make` compiles into the wheels, besides the parts that deploy/wheel.py compiles."""
-DEB_WHEELS = ("dra_agent-*.whl",)
+DEB_WHEELS = ("dra_agent-*.whl", "dra_agent_cluster-*.whl")
 """The wheels that the Debian package is made from."""
 
 

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 import dra_agent
+import dra_cluster
 import dra_simulate
-from dra_agent.agent.distributions import SIMULATE, Distribution, Simulation, load, simulation
+from dra_agent.agent.distributions import CLUSTER, SIMULATE, Distribution, Simulation, load, simulation
 from dra_agent.errors import UsageError
 from eventually import DEADLINE_S
 from loaded_modules import loaded_modules
 
 ROOT = Path(__file__).parents[2]
-OTHERS = ["dra_simulate"]
+OTHERS = ["dra_cluster", "dra_simulate"]
 ALONE = """
 import sys
 sys.path[:] = [sys.argv.pop(1), *(folder for folder in sys.path if folder != sys.argv[1])]
@@ -26,6 +27,7 @@ from dra_agent.cli.main import main
 sys.exit(main())
 """
 """Runs the command with the Python packages of one folder in place of those of the repository."""
+OF_A_CLUSTER = "needs the package dra-agent-cluster; pip install 'dra-agent[cluster]'"
 SIMULATED = (
     "needs the package dra-agent-simulate; pip install 'dra-agent[simulate]', or use the debug variant of the image"
 )
@@ -41,12 +43,20 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(alone: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command: list[str | Path] = [sys.executable, "-c", ALONE, alone, ROOT / "python", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["capacity", "pod/train"], f"capacity: {OF_A_CLUSTER}"),
+        (["ui", "--port", "0"], f"ui: {OF_A_CLUSTER}"),
+        (["slices", "template", "--form", "karpenter"], f"slices template: {OF_A_CLUSTER}"),
+        (["claim", "holders", "--all-nodes"], f"--all-nodes: {OF_A_CLUSTER}"),
+        (["claims", "--all-nodes"], f"--all-nodes: {OF_A_CLUSTER}"),
+        (["top", "--all-nodes", "--once"], f"top of a cluster: {OF_A_CLUSTER}"),
+        (["explain", "pod/train", "--from", "cluster.json"], f"explain pod in a cluster: {OF_A_CLUSTER}"),
+        (["explain", "-f", "examples/pods/pod.yaml"], f"explain of a pod: {OF_A_CLUSTER}"),
         (["simulate", "profiles"], f"simulate: {SIMULATED}"),
         (["simulate", "--help"], f"simulate: {SIMULATED}"),
         (["devices", "--simulate", "vm-1gpu"], f"--simulate: {SIMULATED}"),
@@ -79,6 +89,7 @@ def test_other_commands_work(alone: Path, tmp_path: Path) -> None:
 def test_the_help_marks_commands_of_missing_distributions(alone: Path) -> None:
     done = run(alone, "--help")
     assert done.returncode == 0
+    assert "(needs dra-agent-cluster)" in " ".join(done.stdout.split())
     assert "(needs dra-agent-simulate)" in " ".join(done.stdout.split())
 
 
@@ -92,7 +103,11 @@ def test_a_folder_without_a_package_is_not_a_distribution(tmp_path: Path, monkey
     (tmp_path / "dra_leftover/lib").mkdir(parents=True)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert not Distribution("dra-leftover", "dra_leftover", "").is_installed
-    assert SIMULATE.is_installed
+    assert CLUSTER.is_installed and SIMULATE.is_installed
+
+
+def test_all_distributions_have_one_version() -> None:
+    assert dra_cluster.__version__ == dra_simulate.__version__ == dra_agent.__version__
 
 
 def test_a_distribution_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -620,7 +620,7 @@ def cluster(fake_api: FakeApi) -> FakeApi:
 def test_a_job_of_the_cluster_is_explained(
     cluster: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str], plugin: bool
 ) -> None:
-    from dra_agent.cli.kubectl_plugin import main as plugin_main
+    from dra_cluster.cli.kubectl_plugin import main as plugin_main
 
     path = str(cluster.kubeconfig(tmp_path / "kubeconfig"))
     run = plugin_main if plugin else main

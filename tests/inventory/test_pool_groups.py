@@ -15,9 +15,9 @@ from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.pool_groups import PoolGroups
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.slices import desired_slices
-from dra_agent.slices.template import unlike_devices
 from dra_agent.topology import scan
 from dra_agent.topology.model import Topology
+from dra_cluster.template import unlike_devices
 from publish.node import partitioned
 
 NODE = "n1"

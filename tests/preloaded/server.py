@@ -63,7 +63,7 @@ MODULES = (
     "dra_agent.cli.reclaim",
     "dra_agent.cli.run",
     "dra_agent.cli.shown_host",
-    "dra_agent.cli.slices_template",
+    "dra_cluster.cli.slices_template",
     "dra_agent.cli.topology",
     "dra_agent.cli.webhook",
     "dra_agent.device_setup.amd",

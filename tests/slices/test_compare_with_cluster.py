@@ -12,8 +12,8 @@ import pytest
 
 import dra_simulate
 from dra_agent.agent.setup_registry import SIMULATED
-from dra_agent.cli import compared_node
 from dra_agent.cli.main import main
+from dra_cluster.cli import compared_node
 from eventually import DEADLINE_S
 from fake_apiserver.fake import FakeApi
 

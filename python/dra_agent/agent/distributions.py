@@ -37,6 +37,7 @@ class Distribution(NamedTuple):
         return spec is not None and spec.origin is not None
 
 
+CLUSTER = Distribution("dra-agent-cluster", "dra_cluster", "pip install 'dra-agent[cluster]'")
 SIMULATE = Distribution(
     "dra-agent-simulate",
     "dra_simulate",

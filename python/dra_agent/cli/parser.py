@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from dra_agent import revision
-from dra_agent.agent.distributions import SIMULATE, Distribution, load
+from dra_agent.agent.distributions import CLUSTER, SIMULATE, Distribution, load
 
 PROGRAM = "dra-agent"
 COMMANDS = {
@@ -36,7 +36,11 @@ COMMANDS = {
     "simulate": "build a simulated host and change it while an agent runs on it",
     "completion": "print the completion script of a shell",
 }
-OF_OTHER_DISTRIBUTIONS: dict[str, tuple[Distribution, str]] = {"simulate": (SIMULATE, "command")}
+OF_OTHER_DISTRIBUTIONS: dict[str, tuple[Distribution, str]] = {
+    "capacity": (CLUSTER, "cli.capacity"),
+    "simulate": (SIMULATE, "command"),
+    "ui": (CLUSTER, "cli.ui"),
+}
 """Commands that the agent's own distribution does not have: each with its distribution, and its module there."""
 EPILOG = """\
 exit codes: 0 done; 1 failed, or the answer is no; 2 wrong use or an invalid file; 130 interrupted.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dra_agent.api_object import Object, allocation_of, full_name, identity_of
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
-from dra_agent.page.views import ClusterView, NodeView, PendingView
+from dra_cluster.page.views import ClusterView, NodeView, PendingView
 
 if TYPE_CHECKING:
     from dra_agent.explain.snapshot import Snapshot
@@ -50,9 +50,9 @@ async def _in_time(api: ApiClient) -> tuple[Snapshot, dict[str, Snapshot]]:
 
 def cluster_view(snapshot: Snapshot, namespaces: Mapping[str, Snapshot]) -> ClusterView:
     """Return the view; `namespaces` are the snapshots that explain the claims of each namespace."""
-    from dra_agent.cli.cluster_claims import allocated_devices
-    from dra_agent.cli.cluster_nodes import by_node, newest
     from dra_agent.explain.pending import nodes_of
+    from dra_cluster.cli.cluster_claims import allocated_devices
+    from dra_cluster.cli.cluster_nodes import by_node, newest
 
     held = [row for claim in snapshot.claims for row in allocated_devices(claim)]
     held_devices = {(row["driver"], row["pool"], row["device"]) for row in held}
@@ -73,7 +73,7 @@ def cluster_view(snapshot: Snapshot, namespaces: Mapping[str, Snapshot]) -> Clus
 def _node(
     node: Object, slices: Sequence[Object], claims: Sequence[Object], held: set[tuple[Any, Any, Any]]
 ) -> NodeView:
-    from dra_agent.cli.cluster_nodes import attribute, devices_of, reclaim_of
+    from dra_cluster.cli.cluster_nodes import attribute, devices_of, reclaim_of
 
     reclaim = reclaim_of(node, slices, claims)
     families: Counter[str] = Counter()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dra_agent.page.html import Content, Html, element, text
-from dra_agent.page.last_known import LastRead
+from dra_cluster.page.html import Content, Html, element, text
+from dra_cluster.page.last_known import LastRead
 
 SLOW_S = 2.0
 """Seconds after which a reading that is not complete is mentioned."""

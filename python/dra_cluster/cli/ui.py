@@ -47,11 +47,11 @@ def run(args: argparse.Namespace) -> int:
     from contextlib import closing, suppress
 
     from dra_agent.cli.connection import has_cluster
-    from dra_agent.cli.ui_cluster import read_cluster_view
-    from dra_agent.cli.ui_host import HostReader
-    from dra_agent.page.last_known import LastKnown
-    from dra_agent.page.server import PageServer
-    from dra_agent.page.site import Site
+    from dra_cluster.cli.ui_cluster import read_cluster_view
+    from dra_cluster.cli.ui_host import HostReader
+    from dra_cluster.page.last_known import LastKnown
+    from dra_cluster.page.server import PageServer
+    from dra_cluster.page.site import Site
 
     # A pipe, because a handler runs on the thread that waits: the lock of an Event would wait for itself.
     terminated, terminate = os.pipe()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dra_agent import garbage_collection
+from dra_agent.cli.explain import POD_KINDS
 from dra_agent.printable import printable
 
 if TYPE_CHECKING:
     from dra_agent.explain.snapshot import Snapshot
+    from dra_agent.manifests import LoadedObject
 
 MAX_SHOWN_NODES = 20
 """Nodes that are listed individually; more are counted by their reasons."""
@@ -20,13 +23,13 @@ def run(args: argparse.Namespace) -> int:
 
     Raises UsageError if the object does not exist, and PermanentError if it may not be read.
     """
-    from dra_agent.cli.cluster_input import missing, read_snapshot
     from dra_agent.cli.object_names import CLAIM, POD, WORKLOADS
+    from dra_cluster.cli.cluster_input import missing, read_snapshot
 
     snapshot = read_snapshot(args, args.name, workload=WORKLOADS.get(args.kind))
     if (kind := WORKLOADS.get(args.kind)) is not None:
-        from dra_agent.cli.explain_gang import gang_of_object
-        from dra_agent.cli.explain_gang import run as run_gang
+        from dra_cluster.cli.explain_gang import gang_of_object
+        from dra_cluster.cli.explain_gang import run as run_gang
 
         workload = snapshot.workload(kind, args.name)
         if workload is None:
@@ -36,6 +39,22 @@ def run(args: argparse.Namespace) -> int:
     if subject is None:
         raise missing(args, snapshot, args.kind, args.name)
     return print_explanation(args, snapshot, subject, is_pod=args.kind == POD)
+
+
+def run_files(args: argparse.Namespace, loaded: Sequence[LoadedObject]) -> int:
+    """Explain a pod, or several pods that start together, in the cluster."""
+    from dra_cluster.cli.cluster_input import read_users
+    from dra_cluster.cli.explain_gang import gang_of_files
+    from dra_cluster.cli.explain_gang import run as explain_gang
+
+    # Each of these files may have objects of every kind.
+    args.dump = [*args.dump, *args.slices, *args.classes, *args.allocated]
+    snapshot, users = read_users(args, loaded, operation="explained")
+    kinds = [kind for kind, _ in users if kind in POD_KINDS]
+    if kinds == ["Pod"]:
+        pod = next(value for kind, value in users if kind == "Pod")
+        return print_explanation(args, snapshot, pod, is_pod=True)
+    return explain_gang(args, snapshot, gang_of_files(snapshot, users, ", ".join(args.filename)))
 
 
 def print_explanation(args: argparse.Namespace, snapshot: Snapshot, subject: dict[str, Any], *, is_pod: bool) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from dra_agent.page.frame import count, currency, names, section
-from dra_agent.page.html import Content, Html, element, table
-from dra_agent.page.last_known import LastRead
-from dra_agent.page.views import ClusterView, NodeView
+from dra_cluster.page.frame import count, currency, names, section
+from dra_cluster.page.html import Content, Html, element, table
+from dra_cluster.page.last_known import LastRead
+from dra_cluster.page.views import ClusterView, NodeView
 
 NODES_PER_PAGE = 50
 MAX_PAGE_LINKS = 20

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from dra_agent.api_object import Object
 from dra_agent.slices.desired import Slice
-from dra_agent.slices.template import Template
+from dra_cluster.template import Template
 
 _DEVICE_FIELDS = ("name", "attributes", "capacity", "allowMultipleAllocations", "consumesCounters")
 MIN_BOUND_DEVICES = 2

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.errors import AgentError, RetryableError
-from dra_agent.page.views import DeviceView, HostView, ReclaimView, ReleaseView
+from dra_cluster.page.views import DeviceView, HostView, ReclaimView, ReleaseView
 
 if TYPE_CHECKING:
     from dra_agent.agent.config import Config

@@ -9,16 +9,15 @@ import sys
 from collections.abc import Sequence
 
 from dra_agent import revision
-from dra_agent.cli.capacity import add_object_argument, add_query_flags
-from dra_agent.cli.capacity import run as capacity
 from dra_agent.cli.explain import DEADLINE_S
 from dra_agent.cli.flags import add_namespace_flags, add_timeout_flag, add_watch_flag
 from dra_agent.cli.main import exit_code
 from dra_agent.cli.output import add_output_flag
 from dra_agent.cli.parser import Parser, add_group_examples, examples
 from dra_agent.cli.terminal import guarded
-from dra_agent.cli.top import add_display_flags
-from dra_agent.cli.top_cluster import add_cluster_flags
+from dra_agent.cli.top import add_cluster_flags, add_display_flags
+from dra_cluster.cli.capacity import add_object_argument, add_query_flags
+from dra_cluster.cli.capacity import run as capacity
 
 PROGRAM = "kubectl dra"
 COMPLETE = "__complete"
@@ -140,13 +139,13 @@ def _run(arguments: Sequence[str]) -> int:
         return _complete(arguments[1:])
     args = build_parser().parse_args(arguments)
     if args.command == "claims":
-        from dra_agent.cli.cluster_claims import print_cluster
         from dra_agent.cli.connection import namespace_of
+        from dra_cluster.cli.cluster_claims import print_cluster
 
         return print_cluster(args, namespace=None if args.all_namespaces else namespace_of(args), node=args.node)
     if args.command == "explain":
-        from dra_agent.cli.explain_cluster import run as explain
         from dra_agent.cli.object_names import CLAIM, POD, WORKLOADS, parse_pair
+        from dra_cluster.cli.explain_cluster import run as explain
 
         args.kind, namespace, args.name = parse_pair(args.object, kinds=(POD, CLAIM, *WORKLOADS))
         args.namespace = namespace or args.namespace
@@ -155,11 +154,11 @@ def _run(arguments: Sequence[str]) -> int:
         return capacity(args)
     if args.command == "top":
         from dra_agent.cli.top import CLUSTER_INTERVAL_S, show
-        from dra_agent.cli.top_cluster import read_cluster
+        from dra_cluster.cli.top_cluster import read_cluster
 
         return show(lambda: read_cluster(args), args, CLUSTER_INTERVAL_S)
-    from dra_agent.cli.cluster_nodes import print_reclaims, print_topology
     from dra_agent.cli.object_names import NODE, parse
+    from dra_cluster.cli.cluster_nodes import print_reclaims, print_topology
 
     node = None if args.node is None else parse(args.node, kinds=(NODE,)).name
     if node is not None and args.command == "topology":

@@ -84,10 +84,10 @@ def print_topology(args: argparse.Namespace, node: str) -> int:
 
 def _read(args: argparse.Namespace, node: str | None) -> _Cluster:
     """Read nodes, slices and held devices; raises UsageError for a node that does not exist."""
-    from dra_agent.cli.cluster_claims import allocated_devices
     from dra_agent.cli.connection import call_cluster
     from dra_agent.errors import UsageError
     from dra_agent.kube_client import NODES, RESOURCE_CLAIMS, RESOURCE_SLICES, NotFoundError
+    from dra_cluster.cli.cluster_claims import allocated_devices
 
     async def read(api: ApiClient) -> _Cluster:
         import asyncio

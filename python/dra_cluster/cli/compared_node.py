@@ -124,7 +124,7 @@ def _current(node: str, slices: Iterable[Slice], hint: str) -> list[Slice]:
 
     RetryableError with this hint for an incomplete pool.
     """
-    from dra_agent.cli.cluster_nodes import newest, number_of_pool
+    from dra_cluster.cli.cluster_nodes import newest, number_of_pool
 
     pools: dict[str, list[Slice]] = {}
     for entry in slices:

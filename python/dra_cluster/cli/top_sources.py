@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from dra_agent.inventory.model import is_pool_of
 
 if TYPE_CHECKING:
-    from dra_agent.cli.top_endpoints import Endpoint, Reading
     from dra_agent.telemetry.control import ClaimValues, DeviceValues
+    from dra_cluster.cli.top_endpoints import Endpoint, Reading
 
 
 class Accepted(NamedTuple):

@@ -11,56 +11,16 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dra_agent.cli.top import DEFAULT_NAMESPACE, DIRECT_FLAGS
+
 if TYPE_CHECKING:
-    from dra_agent.cli.top_endpoints import DirectAccess, Endpoint, Reading
     from dra_agent.cli.top_tables import NodeValues, Shown
     from dra_agent.kube_client import ApiClient
     from dra_agent.telemetry.control import ClaimValues, DeviceValues
+    from dra_cluster.cli.top_endpoints import DirectAccess, Endpoint, Reading
 
 Item = dict[str, Any]
-DEFAULT_NAMESPACE = "dra-agent"
-"""The namespace in which the documentation and the manifests install the agent."""
 _OTHER_AGENTS = "name other namespaces with --agent-namespace, or the addresses of metrics with --endpoint"
-_DIRECT_FLAGS = ("metrics_ca", "metrics_server_name", "metrics_token_file")
-
-
-def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
-    """Define the flags that choose agents and protect the connections to them."""
-    group = parser.add_argument_group("agents of a cluster")
-    group.add_argument("--node", metavar="NODE", help="only the agents of this node")
-    group.add_argument(
-        "--agent-namespace",
-        action="append",
-        metavar="NAMESPACE",
-        help=f"namespace of the agents' pods (default {DEFAULT_NAMESPACE}); may be repeated",
-    )
-    group.add_argument(
-        "--direct",
-        action="store_true",
-        help="connect to the addresses of the pods instead of through the API server, for /metrics with a token",
-    )
-    group.add_argument(
-        "--endpoint",
-        action="append",
-        default=[],
-        metavar="[NODE=]URL",
-        help="read this address instead of the agents' pods; may be repeated",
-    )
-    group.add_argument("--metrics-ca", metavar="FILE", help="authority of the certificates of direct connections")
-    group.add_argument("--metrics-server-name", metavar="NAME", help="name in these certificates")
-    group.add_argument("--metrics-token-file", metavar="FILE", help="file with the token for direct connections")
-
-
-def is_of_cluster(args: argparse.Namespace) -> bool:
-    """Return whether the flags ask for agents of a cluster; raises UsageError for flags that need --all-nodes."""
-    from dra_agent.errors import UsageError
-
-    if args.all_nodes or args.endpoint:
-        return True
-    for flag in ("kubeconfig", "context", "node", "agent_namespace", "direct", *_DIRECT_FLAGS):
-        if getattr(args, flag):
-            raise UsageError("needs --all-nodes or --endpoint", where=f"--{flag.replace('_', '-')}")
-    return False
 
 
 def read_cluster(args: argparse.Namespace) -> Shown:
@@ -68,7 +28,7 @@ def read_cluster(args: argparse.Namespace) -> Shown:
     import asyncio
 
     from dra_agent.cli.connection import call_cluster
-    from dra_agent.cli.top_endpoints import given_endpoint, read_endpoints
+    from dra_cluster.cli.top_endpoints import given_endpoint, read_endpoints
 
     access = _access(args)
     given = [given_endpoint(text, access) for text in args.endpoint]
@@ -85,8 +45,8 @@ async def _read(
 ) -> Shown:
     import asyncio
 
-    from dra_agent.cli.top_endpoints import AGENT_NAMES, NAME_LABEL, find_endpoints, ignored_note, read_endpoints
     from dra_agent.errors import PermanentError
+    from dra_cluster.cli.top_endpoints import AGENT_NAMES, NAME_LABEL, find_endpoints, ignored_note, read_endpoints
 
     ignored: list[str] = []
     if endpoints is None:
@@ -111,9 +71,9 @@ async def _claims(api: ApiClient, node: str | None, drivers: Collection[str]) ->
 
     Without permission there are none, and a note.
     """
-    from dra_agent.cli.cluster_claims import allocated_devices
     from dra_agent.errors import AgentError
     from dra_agent.kube_client import RESOURCE_CLAIMS
+    from dra_cluster.cli.cluster_claims import allocated_devices
 
     try:
         claims = (await api.list(RESOURCE_CLAIMS)).items
@@ -127,8 +87,8 @@ def merged(readings: Sequence[Reading], rows: Sequence[Item] = (), notes: Sequen
     """Combine the values of agents with the devices that claims hold, as `allocated_devices` returns them."""
     import msgspec
 
-    from dra_agent.cli.top_sources import accept
     from dra_agent.cli.top_tables import NodeValues, Shown
+    from dra_cluster.cli.top_sources import accept
 
     holders: dict[tuple[str, str], set[str]] = {}
     nodes: dict[tuple[str, str], str] = {}
@@ -237,11 +197,11 @@ def _is_part(name: str, others: Collection[str]) -> bool:
 def _access(args: argparse.Namespace) -> DirectAccess:
     """Raises UsageError if a file of the flags cannot be used, or is not used at all."""
     from dra_agent.bearer_tokens import read_tokens
-    from dra_agent.cli.top_endpoints import DirectAccess
     from dra_agent.errors import UsageError
+    from dra_cluster.cli.top_endpoints import DirectAccess
 
     token = None
-    for flag in _DIRECT_FLAGS:
+    for flag in DIRECT_FLAGS:
         if getattr(args, flag) and not (args.direct or args.endpoint):
             raise UsageError(
                 "is used for direct connections only",

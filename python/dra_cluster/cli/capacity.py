@@ -88,9 +88,9 @@ def _count(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Print the capacity; 0 if the copies fit, 1 if they do not or if that is not known."""
-    from dra_agent.cli.capacity_input import read_query
-    from dra_agent.cli.capacity_nodes import node_source
     from dra_agent.explain.changes import apply_changes, parse_change
+    from dra_cluster.cli.capacity_input import read_query
+    from dra_cluster.cli.capacity_nodes import node_source
 
     changes = [parse_change(text) for text in args.changes]
     snapshot, find = read_query(args)

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from dra_agent.bounded_http import BoundedHandler, HttpListener
-from dra_agent.page.site import POLICY, Site
+from dra_cluster.page.site import POLICY, Site
 
 ADDRESS = "127.0.0.1"
 SECRET_BYTES = 16

@@ -1,4 +1,4 @@
-"""`dra-agent slices template`: the slices that a node of one kind would publish, for autoscalers, and their check."""
+"""`dra-agent slices template`: the slices that a node of one kind would publish, for autoscalers, or a comparison."""
 
 from __future__ import annotations
 
@@ -7,77 +7,16 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from dra_agent.cli.template_flags import CLUSTER, CLUSTER_API, KARPENTER
 from dra_agent.errors import UsageError
 from dra_agent.printable import printable
 from dra_agent.slices import Slice
-from dra_agent.slices.template import Difference, Template, differences, make_template, unlike_devices
+from dra_cluster.template import Difference, Template, differences, make_template, unlike_devices
 
-CLUSTER = object()
-"""The value of `--compare` without a file."""
-PLACEHOLDER = "node-name"
-"""The name of the node in a template, and so the first part of the names of its pools."""
-SLICES, CLUSTER_API, KARPENTER = "slices", "cluster-api", "karpenter"
-FORMS = (SLICES, CLUSTER_API, KARPENTER)
 # kubernetes/autoscaler, cluster-autoscaler/cloudprovider/clusterapi/{clusterapi_utils,clusterapi_unstructured}.go at
 # 55c37cd5eb55: one slice with gpu-count devices, each with the attribute `type: gpu` only.
 _DRIVER_ANNOTATION = "capacity.cluster-autoscaler.kubernetes.io/dra-driver"
 _COUNT_ANNOTATION = "capacity.cluster-autoscaler.kubernetes.io/gpu-count"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the word `template` and the flags that belong to it."""
-    parser.add_argument(
-        "template",
-        nargs="?",
-        choices=("template",),
-        help="print what every node of this kind has, with a placeholder for the node's name",
-    )
-    parser.add_argument(
-        "--form",
-        choices=FORMS,
-        default=None,
-        help="template: ResourceSlices (default), annotations for Cluster Autoscaler with Cluster API, or the devices "
-        "of an instance type for a cloud provider of Karpenter",
-    )
-    parser.add_argument(
-        "--compare",
-        nargs="?",
-        const=CLUSTER,
-        metavar="FILE",
-        default=None,
-        help="template: name what differs from the slices of the node --node in a file of kubectl, or - for standard "
-        "input; without FILE in the cluster of --kubeconfig; exit code 1 if anything does",
-    )
-    parser.add_argument("--node", metavar="NODE", help="the node to compare with (default: that of --node-name)")
-    parser.add_argument("--context", metavar="CONTEXT", help="context of the kubeconfig (default: its current one)")
-
-
-def check(args: argparse.Namespace) -> None:
-    """Refuse flags that do not belong together.
-
-    Raises:
-        UsageError: A flag of the template without the word, or one that a template cannot have.
-    """
-    if not args.template and (args.compare is not None or args.form is not None):
-        flag = "--form" if args.compare is None else "--compare"
-        raise UsageError("belongs to a template", where=flag, hint="write `dra-agent slices template`")
-    _check_comparison(args)
-    if not args.template:
-        return
-    if args.watch:
-        raise UsageError("a template does not change", where="--watch")
-    if args.compare is not None and args.form not in (None, SLICES):
-        raise UsageError("only slices can be compared", where=f"--form {args.form}")
-
-
-def _check_comparison(args: argparse.Namespace) -> None:
-    for flag in ("node", "kubeconfig", "context"):
-        if getattr(args, flag) is None:
-            continue
-        if args.compare is None:
-            raise UsageError("belongs to a comparison", where=f"--{flag}", hint="write --compare too")
-        if args.compare is not CLUSTER and flag != "node":
-            raise UsageError("a file and a cluster at once", where=f"--{flag}", hint="write --compare without a file")
 
 
 def show(args: argparse.Namespace, slices: Sequence[Slice]) -> int:
@@ -121,7 +60,7 @@ def _annotations(slices: Sequence[Slice]) -> dict[str, Any]:
 
 
 def _instance_type(template: Template, slices: Sequence[Slice]) -> dict[str, Any]:
-    from dra_agent.slices.instance_type import dynamic_resources, unsupported_fields
+    from dra_cluster.instance_type import dynamic_resources, unsupported_fields
 
     if fields := unsupported_fields(template):
         print(f"warning: Karpenter has no field for {', '.join(fields)} of a device", file=sys.stderr)
@@ -129,9 +68,9 @@ def _instance_type(template: Template, slices: Sequence[Slice]) -> dict[str, Any
 
 
 def _compare(args: argparse.Namespace, template: Template) -> int:
-    from dra_agent.cli.compared_node import slices_of_cluster, slices_of_file
     from dra_agent.cli.output import emit
     from dra_agent.cli.table import table
+    from dra_cluster.cli.compared_node import slices_of_cluster, slices_of_file
 
     if not template.slices:
         raise UsageError("the template has no device", where="--compare")

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dra_agent.page import cluster, host
-from dra_agent.page.frame import document
-from dra_agent.page.html import Content
-from dra_agent.page.last_known import LastKnown
-from dra_agent.page.views import ClusterView, HostView
+from dra_cluster.page import cluster, host
+from dra_cluster.page.frame import document
+from dra_cluster.page.html import Content
+from dra_cluster.page.last_known import LastKnown
+from dra_cluster.page.views import ClusterView, HostView
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 from typing import cast
 
-from dra_agent.page.frame import count, currency, duration, names, section
-from dra_agent.page.html import Content, Html, element, table
-from dra_agent.page.last_known import LastRead
-from dra_agent.page.views import DeviceView, HostView, ReclaimView
+from dra_cluster.page.frame import count, currency, duration, names, section
+from dra_cluster.page.html import Content, Html, element, table
+from dra_cluster.page.last_known import LastRead
+from dra_cluster.page.views import DeviceView, HostView, ReclaimView
 
 MAX_DEVICES = 512
 """Devices that are listed; a host with every GPU in seven partitions has 56."""
