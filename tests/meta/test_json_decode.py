@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[2] / "python/dra_agent"
+PYTHON = Path(__file__).resolve().parents[2] / "python"
 OWN_DATA = {
     "allocator.py": "the response of the Rust part",
     "cluster.py": "the response of the Rust part",
@@ -27,9 +27,9 @@ OWN_DATA = {
 
 def test_data_from_elsewhere_is_decoded_in_one_place() -> None:
     found = {
-        str(path.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
+        str(path.relative_to(PYTHON)).removeprefix("dra_agent/")
+        for path in PYTHON.rglob("*.py")
         if re.search(r"msgspec\.json\.decode\(", path.read_text())
     }
-    found = {name for name in found if not name.startswith("simulate/")} - {"json_decode.py"}
+    found = {name for name in found if not name.startswith("dra_simulate/")} - {"json_decode.py"}
     assert found == set(OWN_DATA)
