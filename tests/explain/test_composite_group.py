@@ -11,10 +11,10 @@ import pytest
 from deadlines import DeadlineClock, deadline_clock
 from dra_agent.cli.main import main
 from dra_agent.errors import UsageError
-from dra_agent.explain.composite_gang import gang_of_composite
-from dra_agent.explain.gang_explanation import explain_gang
-from dra_agent.explain.group_tree import MAX_GROUPS
-from dra_agent.explain.snapshot import Snapshot
+from dra_cluster.explain.composite_gang import gang_of_composite
+from dra_cluster.explain.gang_explanation import explain_gang
+from dra_cluster.explain.group_tree import MAX_GROUPS
+from dra_cluster.explain.snapshot import Snapshot
 from explain.test_gang import CLASS, TEMPLATES, TIMEOUT, Run, explain, job, node, nodes_of, slices
 from fake_apiserver.fake import FakeApi
 
@@ -433,7 +433,7 @@ def test_composite_groups_that_may_not_be_listed(
 
 
 def test_the_deadline_is_reported(deadline_clock: DeadlineClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dra_agent.explain.gang_placement import Run as Placement
+    from dra_cluster.explain.gang_placement import Run as Placement
 
     place_all = Placement.place_all
 

@@ -14,14 +14,14 @@ from allocator.cases import claim, device, make_request, slice_of
 from deadlines import DeadlineClock, deadline_clock
 from dra_agent.cluster import Cluster
 from dra_agent.deadline import Deadline
-from dra_agent.explain.gang import gang_of_workload
-from dra_agent.explain.gang_explanation import explain_gang
-from dra_agent.explain.gang_members import Gang, Member
-from dra_agent.explain.gang_placement import Placer
-from dra_agent.explain.gang_search import search
-from dra_agent.explain.kueue_flavors import Flavor, FlavorChoice
-from dra_agent.explain.snapshot import Snapshot
-from dra_agent.explain.workloads import PodSet
+from dra_cluster.explain.gang import gang_of_workload
+from dra_cluster.explain.gang_explanation import explain_gang
+from dra_cluster.explain.gang_members import Gang, Member
+from dra_cluster.explain.gang_placement import Placer
+from dra_cluster.explain.gang_search import search
+from dra_cluster.explain.kueue_flavors import Flavor, FlavorChoice
+from dra_cluster.explain.snapshot import Snapshot
+from dra_cluster.explain.workloads import PodSet
 
 __all__ = ["deadline_clock"]
 Json = dict[str, Any]

@@ -8,11 +8,11 @@ import pytest
 
 from allocator.cases import claim, device, make_request, slice_of
 from deadlines import DeadlineClock, deadline_clock
-from dra_agent.explain.gang import gang_of_pods
-from dra_agent.explain.gang_explanation import explain_gang
-from dra_agent.explain.gang_members import Gang
-from dra_agent.explain.gang_placement import Outcome, Placer
-from dra_agent.explain.snapshot import Snapshot
+from dra_cluster.explain.gang import gang_of_pods
+from dra_cluster.explain.gang_explanation import explain_gang
+from dra_cluster.explain.gang_members import Gang
+from dra_cluster.explain.gang_placement import Outcome, Placer
+from dra_cluster.explain.snapshot import Snapshot
 
 __all__ = ["deadline_clock"]
 Json = dict[str, Any]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dra_agent.explain.composite_gang import gang_of_composite
-from dra_agent.explain.gang_explanation import explain_gang
-from dra_agent.explain.snapshot import Snapshot
+from dra_cluster.explain.composite_gang import gang_of_composite
+from dra_cluster.explain.gang_explanation import explain_gang
+from dra_cluster.explain.snapshot import Snapshot
 from explain.test_composite_group import composite, group, labeled, members
 from explain.test_gang import CLASS, TEMPLATES, slices
 

@@ -12,8 +12,8 @@ import pytest
 
 from allocator.cases import claim, device, make_request, slice_of
 from dra_agent.cli.main import main
-from dra_agent.explain import kueue_objects
-from dra_agent.explain.kueue_amount import amount, text
+from dra_cluster.explain import kueue_objects
+from dra_cluster.explain.kueue_amount import amount, text
 from eventually import DEADLINE_S
 from fake_apiserver.fake import FakeApi
 

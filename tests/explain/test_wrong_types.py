@@ -12,7 +12,7 @@ import pytest
 from allocator.cases import claim, make_request
 from dra_agent.cli.main import main
 from dra_agent.errors import UsageError
-from dra_agent.explain.dump import read_dump
+from dra_cluster.explain.dump import read_dump
 from dra_cluster.template import differences, make_template
 
 Json = dict[str, Any]

@@ -15,10 +15,10 @@ from deadlines import DeadlineClock, deadline_clock
 from dra_agent.cli.parser import build_parser
 from dra_agent.cluster import Cluster, Sweep
 from dra_agent.errors import RetryableError
-from dra_agent.explain import pending
-from dra_agent.explain.snapshot import Snapshot
 from dra_cluster.cli import ui_cluster
 from dra_cluster.cli.ui_cluster import MAX_EXPLAINED, cluster_view, read_cluster_view
+from dra_cluster.explain import pending
+from dra_cluster.explain.snapshot import Snapshot
 from dra_cluster.page import cluster as cluster_page
 from dra_cluster.page.frame import document
 from dra_cluster.page.last_known import LastRead

@@ -120,7 +120,7 @@ def _explain_files(args: argparse.Namespace) -> int:
     from dra_agent.errors import UsageError
     from dra_agent.explain import explain, read_inputs
     from dra_agent.explain.gates import derived_attributes, gates_in_use, notes_of
-    from dra_agent.explain.pending import search_s
+    from dra_agent.explain.search_time import search_s
     from dra_agent.manifests import load_manifests
 
     users = [one for path in filenames(args) for one in load_manifests(path, strict=False)]

@@ -12,8 +12,8 @@ from dra_agent.cli.parser import examples
 from dra_agent.printable import printable
 
 if TYPE_CHECKING:
-    from dra_agent.explain.capacity import Copy
-    from dra_agent.explain.snapshot import Snapshot
+    from dra_cluster.explain.capacity import Copy
+    from dra_cluster.explain.snapshot import Snapshot
 
 EPILOG = (
     examples(
@@ -88,9 +88,9 @@ def _count(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Print the capacity; 0 if the copies fit, 1 if they do not or if that is not known."""
-    from dra_agent.explain.changes import apply_changes, parse_change
     from dra_cluster.cli.capacity_input import read_query
     from dra_cluster.cli.capacity_nodes import node_source
+    from dra_cluster.explain.changes import apply_changes, parse_change
 
     changes = [parse_change(text) for text in args.changes]
     snapshot, find = read_query(args)
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 def _print_result(args: argparse.Namespace, snapshot: Snapshot, copy: Copy) -> int:
     from dra_agent.cli.output import emit
     from dra_agent.cli.terminal import progress
-    from dra_agent.explain.capacity import capacity
+    from dra_cluster.explain.capacity import capacity
 
     needed = args.replicas or copy.replicas
     limit = max(args.limit, min(needed, MAX_LIMIT))

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 from dra_agent.api_object import Object
 from dra_agent.errors import UsageError
-from dra_agent.explain.capacity import Copy, copy_of_claims, copy_of_pod
 from dra_agent.explain.files import claim_of_template
-from dra_agent.explain.snapshot import Snapshot
-from dra_agent.explain.workloads import POD_GROUP, pod_sets
 from dra_agent.manifests import load_manifests
 from dra_cluster.cli.cluster_input import CLAIM_KINDS, missing, read_snapshot, read_users
+from dra_cluster.explain.capacity import Copy, copy_of_claims, copy_of_pod
+from dra_cluster.explain.snapshot import Snapshot
+from dra_cluster.explain.workloads import POD_GROUP, pod_sets
 
 Finder = Callable[[Snapshot], Copy]
 _PARTS = {"JobSet": "replicated Jobs", "Workload": "pod sets"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dra_agent.api_object import Object
 from dra_agent.errors import UsageError
-from dra_agent.explain.changes import HOSTNAME, NodeSource
+from dra_cluster.explain.changes import HOSTNAME, NodeSource
 
 _OF_CONDITIONS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 """Prefixes of taints that Kubernetes adds and removes."""
@@ -68,7 +68,7 @@ def _of_host(args: argparse.Namespace, kind: str, node: str) -> list[Object]:
 
 def _of_file(path: str) -> tuple[str, list[Object], Object]:
     """Return the name and the slices of the node that a file describes, and what nodes of this kind have in common."""
-    from dra_agent.explain.dump import read_dump
+    from dra_cluster.explain.dump import read_dump
 
     dump = read_dump([path], "default")
     slices = dump.slices or []

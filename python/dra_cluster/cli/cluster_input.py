@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dra_agent import garbage_collection
 from dra_agent.api_object import Object
 from dra_agent.errors import PermanentError, UsageError
-from dra_agent.explain.dump import read_dump
 from dra_agent.explain.printed_object import RESOURCE_KINDS, checked
-from dra_agent.explain.snapshot import WORKLOADS, Snapshot
-from dra_agent.explain.workloads import COMPOSITE, POD_GROUP, WORKLOAD, check_group, pod_sets
 from dra_agent.manifests import LoadedObject
+from dra_cluster.explain.dump import read_dump
+from dra_cluster.explain.snapshot import WORKLOADS, Snapshot
+from dra_cluster.explain.workloads import COMPOSITE, POD_GROUP, WORKLOAD, check_group, pod_sets
 
 CLAIM_KINDS = ("ResourceClaim", "ResourceClaimTemplate")
 USER_KINDS = (*CLAIM_KINDS, "Pod", *WORKLOADS)
@@ -75,7 +75,7 @@ def read_snapshot(
     from dra_agent.cli.explain_standalone import agent_without_cluster
     from dra_agent.cli.files import files_of
     from dra_agent.cli.terminal import progress
-    from dra_agent.explain.snapshot import read
+    from dra_cluster.explain.snapshot import read
 
     if dump := dump_of(args):
         paths = [file for entry in dump for file in files_of(entry, recursive=args.recursive)]

@@ -30,7 +30,7 @@ def slices_of_file(args: argparse.Namespace, driver: str) -> tuple[str, list[Sli
         UsageError: The file cannot be read, or has no such slices.
         RetryableError: A pool is incomplete.
     """
-    from dra_agent.explain.dump import read_dump
+    from dra_cluster.explain.dump import read_dump
 
     every = [
         entry for entry in read_dump([args.compare], "default").slices or () if _spec(entry).get("driver") == driver

@@ -11,8 +11,8 @@ from dra_agent.cli.explain import POD_KINDS
 from dra_agent.printable import printable
 
 if TYPE_CHECKING:
-    from dra_agent.explain.snapshot import Snapshot
     from dra_agent.manifests import LoadedObject
+    from dra_cluster.explain.snapshot import Snapshot
 
 MAX_SHOWN_NODES = 20
 """Nodes that are listed individually; more are counted by their reasons."""
@@ -61,7 +61,7 @@ def print_explanation(args: argparse.Namespace, snapshot: Snapshot, subject: dic
     """Print why a claim or pod waits; 0 where it is allocated or fits, 1 where it does not."""
     from dra_agent.cli.output import emit
     from dra_agent.cli.terminal import progress
-    from dra_agent.explain.claim_explanation import explain_claim, explain_pod
+    from dra_cluster.explain.claim_explanation import explain_claim, explain_pod
 
     explain_object = explain_pod if is_pod else explain_claim
     with progress("evaluating the nodes"), garbage_collection.paused():
@@ -75,7 +75,7 @@ def print_explanation(args: argparse.Namespace, snapshot: Snapshot, subject: dic
 
 def _print(result: dict[str, Any], *, everything: bool, node: str | None) -> None:
     from dra_agent.cli.output import prints_names
-    from dra_agent.explain.pending import shown_node
+    from dra_cluster.explain.pending import shown_node
 
     if prints_names():
         for entry in result["nodes"]:

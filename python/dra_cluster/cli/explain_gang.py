@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 from dra_agent.api_object import Object
 from dra_agent.errors import UsageError
-from dra_agent.explain.composite_gang import gang_of_composite
-from dra_agent.explain.gang import gang_of_pods, gang_of_workload
-from dra_agent.explain.gang_explanation import explain_gang
-from dra_agent.explain.gang_members import Gang
-from dra_agent.explain.kueue_admission import admission_of
-from dra_agent.explain.snapshot import Snapshot, group_name, parent_name
-from dra_agent.explain.workloads import COMPOSITE, POD_GROUP, WORKLOAD, PodSet, end_of, notes_of, pod_sets
 from dra_agent.printable import printable
+from dra_cluster.explain.composite_gang import gang_of_composite
+from dra_cluster.explain.gang import gang_of_pods, gang_of_workload
+from dra_cluster.explain.gang_explanation import explain_gang
+from dra_cluster.explain.gang_members import Gang
+from dra_cluster.explain.kueue_admission import admission_of
+from dra_cluster.explain.snapshot import Snapshot, group_name, parent_name
+from dra_cluster.explain.workloads import COMPOSITE, POD_GROUP, WORKLOAD, PodSet, end_of, notes_of, pod_sets
 
 MAX_SHOWN_COUNTS = 4
 """Nodes or alternatives of a kind of members that are named."""

@@ -14,8 +14,8 @@ from dra_agent.errors import RetryableError
 from dra_cluster.page.views import ClusterView, NodeView, PendingView
 
 if TYPE_CHECKING:
-    from dra_agent.explain.snapshot import Snapshot
     from dra_agent.kube_client import ApiClient
+    from dra_cluster.explain.snapshot import Snapshot
 
 READ_TIMEOUT_S = 30.0
 """Seconds in which the API server must respond to all requests of one reading."""
@@ -36,7 +36,7 @@ def read_cluster_view(args: argparse.Namespace) -> ClusterView:
 
 
 async def _in_time(api: ApiClient) -> tuple[Snapshot, dict[str, Snapshot]]:
-    from dra_agent.explain.cluster_snapshot import read_cluster, within
+    from dra_cluster.explain.cluster_snapshot import read_cluster, within
 
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
@@ -50,9 +50,9 @@ async def _in_time(api: ApiClient) -> tuple[Snapshot, dict[str, Snapshot]]:
 
 def cluster_view(snapshot: Snapshot, namespaces: Mapping[str, Snapshot]) -> ClusterView:
     """Return the view; `namespaces` are the snapshots that explain the claims of each namespace."""
-    from dra_agent.explain.pending import nodes_of
     from dra_cluster.cli.cluster_claims import allocated_devices
     from dra_cluster.cli.cluster_nodes import by_node, newest
+    from dra_cluster.explain.pending import nodes_of
 
     held = [row for claim in snapshot.claims for row in allocated_devices(claim)]
     held_devices = {(row["driver"], row["pool"], row["device"]) for row in held}
@@ -99,8 +99,8 @@ def _node(
 def _explained(
     claims: Sequence[Object], snapshot: Snapshot, namespaces: Mapping[str, Snapshot]
 ) -> tuple[PendingView, ...]:
-    from dra_agent.explain.claim_explanation import explain_claim
-    from dra_agent.explain.pending import SnapshotCluster
+    from dra_cluster.explain.claim_explanation import explain_claim
+    from dra_cluster.explain.pending import SnapshotCluster
 
     deadline = Deadline.of(EXPLAIN_BUDGET_S)
     cluster = SnapshotCluster(snapshot)

@@ -1,0 +1,78 @@
+"""The members of a gang: pods that have to be placed together, by kinds of equal members."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from dra_agent.api_object import Object
+from dra_cluster.explain.group_tree import GroupTree
+from dra_cluster.explain.kueue_admission import Admission
+from dra_cluster.explain.kueue_flavors import FlavorChoice
+from dra_cluster.explain.pod_claims import PodClaim
+
+
+@dataclass
+class Member:
+    """One pod."""
+
+    name: str
+    claims: list[Object]
+    """The claims that it uses; some may have an allocation, and other members may use some too."""
+
+
+@dataclass
+class MemberKind:
+    """Members that need the same."""
+
+    name: str
+    pod: Object
+    """The constraints of each member."""
+    members: list[Member] = field(default_factory=list)
+    """Those without a node, in order."""
+    running: Counter[str] = field(default_factory=Counter)
+    """How many members are on each node already."""
+    problems: list[str] = field(default_factory=list)
+    """Why a member cannot exist."""
+    pod_set: str = ""
+    """The name of its pod set; the name of the workload if that has one only."""
+    extended: PodClaim | None = None
+    """The claim that kube-scheduler would create for the extended resources of its first member: its last one."""
+    flavors: FlavorChoice = ()
+    """For each resource group of Kueue, the flavors of which a member has one."""
+
+
+@dataclass
+class Gang:
+    """The members."""
+
+    subject: str
+    """Such as `Job team-a/train`."""
+    kinds: list[MemberKind]
+    order: list[int]
+    """The kind of each member without a node, in the order of scheduling."""
+    needed: int
+    """How many members have to be on a node, with those that are."""
+    topology: str | None = None
+    """The label of nodes that has one value for all members."""
+    problems: list[str] = field(default_factory=list)
+    """Why it cannot start."""
+    lacks_quota: list[str] = field(default_factory=list)
+    """Why the claims of all members cannot exist at once."""
+    notes: list[str] = field(default_factory=list)
+    admission: Admission | None = None
+    """By Kueue, of a Workload."""
+    end: str | None = None
+    """How its workload ended."""
+    tree: GroupTree | None = None
+    """The groups of a composite pod group; `needed` is then the least number of pods with which it can start."""
+
+    @property
+    def running(self) -> int:
+        """How many members are on a node already."""
+        return sum(kind.running.total() for kind in self.kinds)
+
+    @property
+    def total(self) -> int:
+        """How many members there are."""
+        return self.running + len(self.order)
