@@ -15,10 +15,10 @@ MAX_ATTEMPTS_S = 5.0
 def search_s(seconds: float, claims: Sequence[Object]) -> float:
     """Return the deadline for an explanation of claims on one node that ends after so many seconds."""
     # The search and the explanation have a deadline of this length each.
-    return (seconds - reserved_s(seconds, claims)) / 2
+    return (seconds - attempts_s(seconds, claims)) / 2
 
 
-def reserved_s(seconds: float, claims: Sequence[Object]) -> float:
+def attempts_s(seconds: float, claims: Sequence[Object]) -> float:
     """Return what the attempts after the deadlines of an explanation need, but at most half of the time."""
     longest = max((len(requests_of(claim)) for claim in claims), default=0)
     return min(MAX_ATTEMPTS_S, ATTEMPT_S * (len(claims) + longest), seconds / 2)

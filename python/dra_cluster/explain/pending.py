@@ -18,7 +18,7 @@ from dra_agent.cluster import Cluster, Sweep
 from dra_agent.deadline import Deadline
 from dra_agent.explain.gates import OVERHEAD_NOTE, derived_attributes, gates_in_use, have_overhead, notes_of
 from dra_agent.explain.object_state import allocated_node_selector, claim_state
-from dra_agent.explain.search_time import reserved_s
+from dra_agent.explain.search_time import attempts_s
 from dra_cluster.explain.device_plugins import DevicePlugins, named
 from dra_cluster.explain.placement import matches, scheduling_blockers
 from dra_cluster.explain.pod_claims import classes_of
@@ -247,7 +247,7 @@ def _add_explanations(
 ) -> int:
     """Explain the devices of nodes until the deadline; return of how many there was no time for it."""
     remaining_s = deadline.remaining()
-    reserved_s = max((reserved_s(remaining_s, claims_of[entry["node"]]) for entry in entries), default=0.0)
+    reserved_s = max((attempts_s(remaining_s, claims_of[entry["node"]]) for entry in entries), default=0.0)
 
     def explain(entry: dict[str, Any]) -> dict[str, Any] | None:
         seconds = (deadline.remaining() - reserved_s) / 2
