@@ -178,7 +178,7 @@ def _explain_pods(args: argparse.Namespace, loaded: Sequence[LoadedObject]) -> i
 
     # Each of these files may have objects of every kind.
     args.dump = [*args.dump, *args.slices, *args.classes, *args.allocated]
-    snapshot, users = read_users(args, loaded, operation="explained")
+    snapshot, users = read_users(args, loaded, operation="explained", with_kueue=True)
     kinds = [kind for kind, _ in users if kind in POD_KINDS]
     if kinds == ["Pod"]:
         pod = next(value for kind, value in users if kind == "Pod")

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.cli.cluster_input import missing, read_snapshot
     from dra_agent.cli.object_names import CLAIM, POD, WORKLOADS
 
-    snapshot = read_snapshot(args, args.name, workload=WORKLOADS.get(args.kind))
+    snapshot = read_snapshot(args, args.name, workload=WORKLOADS.get(args.kind), with_kueue=args.kind != CLAIM)
     if (kind := WORKLOADS.get(args.kind)) is not None:
         from dra_agent.cli.explain_gang import gang_of_object
         from dra_agent.cli.explain_gang import run as run_gang
@@ -56,6 +56,7 @@ def print_explanation(args: argparse.Namespace, snapshot: Snapshot, subject: dic
 
 def _print(result: dict[str, Any], *, everything: bool, node: str | None) -> None:
     from dra_agent.cli.output import prints_names
+    from dra_agent.cli.quotes import print_quotes
     from dra_agent.explain.pending import shown_node
 
     if prints_names():
@@ -65,6 +66,7 @@ def _print(result: dict[str, Any], *, everything: bool, node: str | None) -> Non
         return
     kind = "pod" if "pod" in result else "claim"
     print(printable(f"{kind} {result[kind]}: {result['summary']}", line=True))
+    print_quotes(result.get("quotes", ()))
     for note in result["notes"]:
         print(printable(f"note: {note}", line=True))
     for pod in result["pods"]:

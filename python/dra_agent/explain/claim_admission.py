@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dra_agent.api_object import Object, requests_of, subrequests_of
+from dra_agent.explain.amount import amount, text
 from dra_agent.explain.extended_resources import IMPLICIT, resources_of
-from dra_agent.explain.kueue_amount import amount, text
 from dra_agent.explain.snapshot import Snapshot
 
 MAX_DEVICES = 32
