@@ -98,7 +98,7 @@ def allocate(
         claims: The ResourceClaims to allocate. An allocated claim keeps its devices.
         allocated: Other ResourceClaims; those that are allocated hold their devices.
         gates: Feature gates of kube-scheduler that are on, of those that are off by default:
-            DRADeviceCompatibilityGroups, DRAListTypeAttributes, DRAOptionalNodeOperations.
+            DRAListTypeAttributes, DRAOptionalNodeOperations.
         deadline: Seconds after which the search gives up with an error, as kube-scheduler does.
         share_id_seed: Makes the share IDs of shared devices repeatable; random if omitted.
 

@@ -12,18 +12,19 @@ from dra_agent.explain.printed_object import RESOURCE_KINDS, checked
 from dra_agent.manifests import LoadedObject
 from dra_cluster.explain.dump import read_dump
 from dra_cluster.explain.snapshot import WORKLOADS, Snapshot
-from dra_cluster.explain.workloads import COMPOSITE, POD_GROUP, WORKLOAD, check_group, pod_sets
+from dra_cluster.explain.workloads import COMPOSITE, POD_GROUP, check_group, pod_sets
 
 CLAIM_KINDS = ("ResourceClaim", "ResourceClaimTemplate")
-USER_KINDS = (*CLAIM_KINDS, "Pod", *WORKLOADS)
+USER_KINDS = (*CLAIM_KINDS, "Pod", *(kind for kind in WORKLOADS if kind != COMPOSITE))
 
 
 def read_users(
-    args: argparse.Namespace, loaded: Sequence[LoadedObject], *, operation: str
+    args: argparse.Namespace, loaded: Sequence[LoadedObject], *, operation: str, with_kueue: bool = False
 ) -> tuple[Snapshot, list[tuple[str, Object]]]:
     """Read the cluster with the user's objects in it; return also these objects with their kinds, without classes.
 
-    Without `-n` the namespace is the first that an object names. `operation` is in the message about another kind.
+    Without `-n` the namespace is the first that an object names. `operation` is in the message about another kind. With
+    `with_kueue` the Workloads of Kueue are read too.
 
     Raises:
         UsageError: A file, an object or a flag is invalid.
@@ -31,9 +32,8 @@ def read_users(
     users = [(one.kind, _checked(one, operation)) for one in loaded]
     _choose_namespace(args, loaded)
     names = [value["metadata"]["name"] for kind, value in users if kind != "DeviceClass"]
-    has_workload = any(kind == WORKLOAD for kind, _ in users)
     pods = [pod for kind, value in users for pod in _pods_of(kind, value)]
-    snapshot = read_snapshot(args, names[0] if names else "none", with_kueue=has_workload, pods=pods)
+    snapshot = read_snapshot(args, names[0] if names else "none", with_kueue=with_kueue, pods=pods)
     for kind, value in users:
         _add(snapshot, kind, value)
     return snapshot, [(kind, value) for kind, value in users if kind != "DeviceClass"]
@@ -64,8 +64,7 @@ def read_snapshot(
 ) -> Snapshot:
     """Read the cluster; `name` is that of the object that the query is about, and `workload` its kind if it has one.
 
-    With `with_kueue` the objects that decide about quota of Workloads are read too. `pods` are those of the user, or
-    templates of them.
+    With `with_kueue` the Workloads of Kueue are read too. `pods` are those of the user, or templates of them.
 
     Raises:
         UsageError: A file or a flag is invalid.
@@ -94,7 +93,7 @@ def _pods_of(kind: str, value: Object) -> list[Object]:
     """Return a pod, or the pod templates of a workload."""
     if kind == "Pod":
         return [value]
-    has_templates = kind in WORKLOADS and kind not in (POD_GROUP, COMPOSITE)
+    has_templates = kind in WORKLOADS and kind != POD_GROUP
     return [one.template for one in pod_sets(kind, value)] if has_templates else []
 
 
@@ -146,8 +145,6 @@ def _add(snapshot: Snapshot, kind: str, value: Object) -> None:
         snapshot.templates = replaced(snapshot.templates)
     elif kind == POD_GROUP:
         snapshot.groups = replaced(snapshot.groups)
-    elif kind == COMPOSITE:
-        snapshot.composites = replaced(snapshot.composites)
     elif kind == "Pod":
         snapshot.pods = replaced(snapshot.pods)
     elif kind == "ResourceClaim" and snapshot.claim(name) is None:

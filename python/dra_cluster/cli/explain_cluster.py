@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.cli.object_names import CLAIM, POD, WORKLOADS
     from dra_cluster.cli.cluster_input import missing, read_snapshot
 
-    snapshot = read_snapshot(args, args.name, workload=WORKLOADS.get(args.kind))
+    snapshot = read_snapshot(args, args.name, workload=WORKLOADS.get(args.kind), with_kueue=args.kind != CLAIM)
     if (kind := WORKLOADS.get(args.kind)) is not None:
         from dra_cluster.cli.explain_gang import gang_of_object
         from dra_cluster.cli.explain_gang import run as run_gang
@@ -49,7 +49,7 @@ def run_files(args: argparse.Namespace, loaded: Sequence[LoadedObject]) -> int:
 
     # Each of these files may have objects of every kind.
     args.dump = [*args.dump, *args.slices, *args.classes, *args.allocated]
-    snapshot, users = read_users(args, loaded, operation="explained")
+    snapshot, users = read_users(args, loaded, operation="explained", with_kueue=True)
     kinds = [kind for kind, _ in users if kind in POD_KINDS]
     if kinds == ["Pod"]:
         pod = next(value for kind, value in users if kind == "Pod")
@@ -75,6 +75,7 @@ def print_explanation(args: argparse.Namespace, snapshot: Snapshot, subject: dic
 
 def _print(result: dict[str, Any], *, everything: bool, node: str | None) -> None:
     from dra_agent.cli.output import prints_names
+    from dra_cluster.cli.quotes import print_quotes
     from dra_cluster.explain.pending import shown_node
 
     if prints_names():
@@ -84,6 +85,7 @@ def _print(result: dict[str, Any], *, everything: bool, node: str | None) -> Non
         return
     kind = "pod" if "pod" in result else "claim"
     print(printable(f"{kind} {result[kind]}: {result['summary']}", line=True))
+    print_quotes(result.get("quotes", ()))
     for note in result["notes"]:
         print(printable(f"note: {note}", line=True))
     for pod in result["pods"]:

@@ -5,8 +5,7 @@ Devices come from `Cluster.capacity`; cordons, taints and labels of nodes are ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dra_agent.api_object import Object, allocation_of, consumers_of, full_name
@@ -17,6 +16,7 @@ from dra_agent.explain.gates import gates_in_use, notes_of
 from dra_cluster.explain.claim_admission import NewClaim, admission_blockers
 from dra_cluster.explain.copy_count import CopyCount, row_of
 from dra_cluster.explain.device_plugins import DevicePlugins
+from dra_cluster.explain.kueue import NOT_EVALUATED, is_managed
 from dra_cluster.explain.pending import nodes_of
 from dra_cluster.explain.placement import scheduling_blockers
 from dra_cluster.explain.pod_claims import PodClaim, extended_need, pod_claims
@@ -31,6 +31,7 @@ CONSUMERS = "consumers"
 NOT_CONSIDERED = (
     "not considered: CPU, memory and number of pods of a node, spread and pod affinity, quota of further copies"
 )
+QUOTA_NOT_EVALUATED = f"not evaluated: {NOT_EVALUATED}"
 _COPY_NEEDS = "a further copy needs"
 
 
@@ -115,6 +116,8 @@ def copy_of_pod(snapshot: Snapshot, pod: Object) -> Copy:
     if shared:
         names = ", ".join(claim["metadata"]["name"] for claim in shared)
         copy.notes.append(f"all copies share claim{'s' if len(shared) > 1 else ''} {names}")
+    if is_managed(None, [pod]):
+        copy.notes.append(QUOTA_NOT_EVALUATED)
     if group_name(pod):
         copy.notes.append(f"each copy is counted alone, not as a whole pod group {group_name(pod)}")
     return copy
@@ -203,15 +206,8 @@ def node_blockers(pod: Object, node: Object) -> list[str]:
     Raises:
         PermanentError: A field has a wrong type.
     """
-    with fields_read(node):
-        return scheduling_blockers(pod, node)
-
-
-@contextmanager
-def fields_read(node: Object) -> Iterator[None]:
-    """Report a field of a wrong type, of this node or of a pod that is compared with it, as a PermanentError."""
     try:
-        yield
+        return scheduling_blockers(pod, node)
     except (AttributeError, TypeError, KeyError) as error:
         name = node["metadata"]["name"]
         raise PermanentError(

@@ -13,6 +13,8 @@ from dra_agent.deadline import Deadline
 from dra_agent.explain.object_state import binding_of, claim_state, pod_state
 from dra_cluster.explain.device_plugins import DevicePlugins
 from dra_cluster.explain.extended_resources import of_device_plugin, unused_classes
+from dra_cluster.explain.group_quotes import quotes_of_group
+from dra_cluster.explain.kueue import quotes_of
 from dra_cluster.explain.pending import (
     DEADLINE_S,
     NOT_EVALUATED,
@@ -49,6 +51,7 @@ def explain_pod(
         "pods": [pod_state(pod)],
         "claims": claims,
         "nodes": [],
+        "quotes": _quotes(snapshot, pod),
         "notes": [*snapshot.notes, *pod_notes(snapshot, pod), *_unused_classes(snapshot, pod)],
         "events": snapshot.events,
     }
@@ -155,6 +158,13 @@ def explain_claim(
         unused = f"no pod of namespace {snapshot.namespace} uses it, so it is not allocated"
         return with_summary(result, False, f"{unused}; {result['summary']}")
     return result
+
+
+def _quotes(snapshot: Snapshot, pod: Object) -> list[Object]:
+    """Return what Kueue recorded about a pod, and kube-scheduler about its group."""
+    group = snapshot.group_of(pod)
+    of_group = [] if group is None else quotes_of_group(snapshot, group)
+    return [*quotes_of(snapshot.kueue, "Pod", pod, ()), *of_group]
 
 
 def _unused_classes(snapshot: Snapshot, pod: Object) -> list[str]:

@@ -9,23 +9,14 @@ from dra_agent.errors import UsageError
 from dra_agent.explain.printed_object import RESOURCE_KINDS, checked
 from dra_agent.manifests import LoadedObject, load_manifests
 from dra_cluster.explain.extended_resources import served_by_device_plugins
-from dra_cluster.explain.kueue_objects import (
-    GROUP,
-    KINDS,
-    Counting,
-    counting_of,
-    counting_of_config_map,
-    is_configuration,
-    objects_of_dump,
-)
+from dra_cluster.explain.kueue import Workloads
 from dra_cluster.explain.snapshot import WORKLOADS, Snapshot
 from dra_cluster.explain.taint_rules import tainted
-from dra_cluster.explain.workloads import GROUPS
+from dra_cluster.explain.workloads import GROUPS, WORKLOAD
 
-_OTHERS = {"Pod", "Node", "ResourceQuota", *WORKLOADS, *KINDS}
+_OTHERS = {"Pod", "Node", "ResourceQuota", *WORKLOADS}
 _Known = dict[tuple[str, str, str], tuple[Object, LoadedObject]]
 """Objects with their places, by kind, namespace and name."""
-_GROUPS = {**GROUPS, **dict.fromkeys(KINDS, GROUP)}
 
 
 def read_dump(paths: Iterable[str], namespace: str, *, pods: Sequence[Object] = ()) -> Snapshot:
@@ -38,11 +29,9 @@ def read_dump(paths: Iterable[str], namespace: str, *, pods: Sequence[Object] = 
         UsageError: A file cannot be read, or an object lacks a name or is of another version.
     """
     found: dict[str, list[Object]] = {kind: [] for kind in RESOURCE_KINDS | _OTHERS}
-    counting: Counting | None = None
     known: _Known = {}
     for path in paths:
         for loaded in load_manifests(path, strict=False, allow_empty_list=True):
-            counting = _counting(loaded) or counting
             if loaded.kind in found and _is_of_its_group(loaded):
                 value = checked(loaded)
                 if _is_new(value, loaded, known):
@@ -70,7 +59,7 @@ def read_dump(paths: Iterable[str], namespace: str, *, pods: Sequence[Object] = 
         groups=local("PodGroup") or None,
         composites=local("CompositePodGroup") or None,
         workloads={kind: local(kind) for kind in WORKLOADS},
-        kueue=objects_of_dump(namespace, found, counting),
+        kueue=Workloads(local(WORKLOAD), "" if found[WORKLOAD] else "the files have no Workload of Kueue"),
         nodes=found["Node"] or None,
         quotas=local("ResourceQuota"),
         notes=notes,
@@ -95,11 +84,4 @@ def _is_new(value: Object, loaded: LoadedObject, known: _Known) -> bool:
 def _is_of_its_group(loaded: LoadedObject) -> bool:
     """Return False for an object of another API group that uses the name of the kind, as several have a PodGroup."""
     group, _, _ = str(loaded.value.get("apiVersion") or "").rpartition("/")
-    return _GROUPS.get(loaded.kind, group) == group
-
-
-def _counting(loaded: LoadedObject) -> Counting | None:
-    """Return what a configuration of Kueue counts, alone or in a ConfigMap."""
-    if loaded.kind == "ConfigMap":
-        return counting_of_config_map(loaded.value, loaded.where("data"))
-    return counting_of(loaded.value, loaded.where("resources")) if is_configuration(loaded.value) else None
+    return GROUPS.get(loaded.kind, group) == group

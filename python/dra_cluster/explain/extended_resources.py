@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from dra_agent.api_object import Object
-from dra_cluster.explain.kueue_amount import amount
+from dra_cluster.explain.amount import amount
 
 IMPLICIT = "deviceclass.resource.kubernetes.io/"
 """Prefix of the extended resources that every DeviceClass has."""

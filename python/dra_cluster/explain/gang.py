@@ -1,4 +1,4 @@
-"""Collects the gang of pods, of pod groups or of a workload, in the order in which its members are scheduled.
+"""Collects the gang of pods, of a pod group or of a workload, in the order in which its members are scheduled.
 
 Members are the pods that exist and wait, and those that a workload has still to create. Pods that have a node hold
 their devices already.
@@ -17,8 +17,9 @@ from dra_cluster.explain.capacity import MAX_CONSUMERS, remaining_consumers
 from dra_cluster.explain.claim_admission import NewClaim, quota_blockers
 from dra_cluster.explain.counts import counted, there_are
 from dra_cluster.explain.gang_members import Gang, Member, MemberKind
+from dra_cluster.explain.group_quotes import quotes_of_group
 from dra_cluster.explain.pod_claims import PodClaim, extended_need, is_stored, pod_claims
-from dra_cluster.explain.snapshot import Snapshot, group_name, parent_name
+from dra_cluster.explain.snapshot import Snapshot, group_name
 from dra_cluster.explain.workloads import PodSet
 
 MAX_MEMBERS = 10_000
@@ -43,38 +44,7 @@ def gang_of_pods(snapshot: Snapshot, subject: str, pods: Sequence[Object], *, gr
     found = [_Pod("", pod, pod_claims(snapshot, pod)) for pod in waiting]
     running = [("", pod) for pod in alive if _node_of(pod)]
     gang = _assembled(snapshot, subject, found, running)
-    return _with_group(gang, group) if group is not None else gang
-
-
-def gang_of_groups(
-    snapshot: Snapshot, subject: str, groups: Sequence[str], templates: Sequence[tuple[str, PodSet]] = ()
-) -> Gang:
-    """Return the gang of the pods of several pod groups, in the order of the groups; each group is a pod set.
-
-    `templates` are pods that are still to be created, with the name that theirs begin with.
-
-    Raises:
-        UsageError: There are too many pods.
-    """
-    by_group: dict[str, list[Object]] = {name: [] for name in groups}
-    for pod in snapshot.pods or ():
-        if group_name(pod) in by_group and _is_alive(pod):
-            by_group[group_name(pod)].append(pod)
-    created: dict[str, list[tuple[str, PodSet]]] = {}
-    for base, one in templates:
-        created.setdefault(group_name(one.template), []).append((base, one))
-    count = sum(map(len, by_group.values())) + sum(one.count for name in groups for _, one in created.get(name, ()))
-    if count > MAX_MEMBERS:
-        raise UsageError(f"{subject} has {count} pods, more than {MAX_MEMBERS} are not evaluated")
-    found: list[_Pod] = []
-    for name, pods in by_group.items():
-        waiting = sorted((pod for pod in pods if not _node_of(pod)), key=_schedule_order)
-        found += [_Pod(name, pod, pod_claims(snapshot, pod)) for pod in waiting]
-        for base, one in created.get(name, ()):
-            begin = "-".join(filter(None, (base, one.name)))
-            found += [_Pod(name, pod, needs) for pod, needs in _to_be_created(snapshot, begin, one, 0)]
-    running = [(name, pod) for name, pods in by_group.items() for pod in pods if _node_of(pod)]
-    return _assembled(snapshot, subject, found, running)
+    return _with_group(snapshot, gang, group) if group is not None else gang
 
 
 def gang_of_workload(
@@ -127,7 +97,7 @@ def gang_of_workload(
     if len(groups) == 1 and (name := groups.pop()):
         group = snapshot.group_of({"spec": {"schedulingGroup": {"podGroupName": name}}})
         if group is not None:
-            return _with_group(gang, group)
+            return _with_group(snapshot, gang, group)
         if snapshot.groups is None:
             gang.notes.append(f"pod group {name} is not known; all pods are needed")
         else:
@@ -167,14 +137,14 @@ def _assembled(snapshot: Snapshot, subject: str, pods: list[_Pod], running: list
             problems = [problem for need in one.needs for problem in _problems(need)]
             kind_name = one.group or one.pod["metadata"]["name"]
             extended = extended_need(one.needs)
-            found.append(MemberKind(kind_name, one.pod, problems=problems, pod_set=one.group, extended=extended))
+            found.append(MemberKind(kind_name, one.pod, problems=problems, extended=extended))
         claims = [_trimmed(need.claim) for need in one.needs if need.claim is not None]
         found[number].members.append(Member(one.pod["metadata"]["name"], claims))
         order.append(number)
     for group, pod in running:
         kind = next((kind for kind in found if kind.name == group), None) or (found[0] if found and not group else None)
         if kind is None:
-            kind = MemberKind(group or pod["metadata"]["name"], pod, pod_set=group)
+            kind = MemberKind(group or pod["metadata"]["name"], pod)
             found.append(kind)
         kind.running[str(_node_of(pod))] += 1
     _name_apart(found)
@@ -204,8 +174,8 @@ def _is_shared(need: PodClaim, users: Counter[str]) -> bool:
     return need.claim is not None and users[full_name(need.claim)] > 1
 
 
-def _with_group(gang: Gang, group: Object) -> Gang:
-    """Apply the policy of a native pod group (scheduling.k8s.io/v1beta1)."""
+def _with_group(snapshot: Snapshot, gang: Gang, group: Object) -> Gang:
+    """Apply the policy of a native pod group (scheduling.k8s.io/v1beta1), and quote what it does not decide."""
     spec = group.get("spec") or {}
     name = f"pod group {group['metadata']['name']}"
     minimum = ((spec.get("schedulingPolicy") or {}).get("gang") or {}).get("minCount")
@@ -217,14 +187,7 @@ def _with_group(gang: Gang, group: Object) -> Gang:
         gang.needed = minimum
         if minimum < gang.total:
             gang.notes.append(f"{name} starts with {minimum} of its {gang.total} pods")
-    for one in (spec.get("schedulingConstraints") or {}).get("topology") or ():
-        gang.topology = one.get("key") or None
-        gang.notes.append(f"{name} requires nodes with the same value of label {gang.topology}")
-    if parent := parent_name(group):
-        gang.notes.append(
-            f"{name} is part of composite pod group {parent}, which kube-scheduler places as a whole; this evaluates "
-            f"{name} only: `dra-agent explain compositepodgroup/{parent}` evaluates the whole"
-        )
+    gang.quotes += quotes_of_group(snapshot, group)
     return gang
 
 

@@ -9,16 +9,13 @@ from dataclasses import dataclass, field
 from dra_agent.api_object import Object, allocation_of
 from dra_agent.cluster import Cluster
 from dra_agent.deadline import Deadline
+from dra_agent.explain.gates import is_unevaluated
 from dra_cluster.explain.gang_members import Gang
 from dra_cluster.explain.gang_nodes import NodeComparison
 from dra_cluster.explain.gang_plugins import GangPlugins
-from dra_cluster.explain.gang_topology import Topology
-from dra_cluster.explain.pending import best_candidate, nodes_of, why
+from dra_cluster.explain.pending import NOT_EVALUATED, best_candidate, nodes_of, why
 from dra_cluster.explain.snapshot import Snapshot
 
-MIN_FAILURE_S = 1.0
-"""For the reason why a member fits nowhere, if the deadline is over."""
-NO_REASON_IN_TIME: Object = {"node": None, "reason": "the reason has no result in time", "explanation": None}
 MAX_EXPLAINED_NODES = 8
 """Nodes with different reasons of which the best one is explained."""
 SWEEPS_SHARE = 0.3
@@ -80,23 +77,15 @@ def evaluate(
                 continue
             sweep = cluster.fits(claims, nodes=names, deadline=sweeps_deadline.remaining())
             fitting += [*sweep.fits, *sweep.unexamined]
+            errors = sweep.errors.items()
+            found.unknown |= {one: f"{NOT_EVALUATED}: {error}" for one, error in errors if is_unevaluated(error)}
         found.fitting.append(sorted(fitting))
     return found
 
 
-def failure_of(
-    evaluation: Evaluation, kind: int, claims: list[Object], topology: Topology, node: str | None, deadline: Deadline
-) -> Object:
-    """Explain why a member fits on no node of a topology, or not on this one, while the earlier ones have devices."""
-    usable = [name for name in evaluation.usable[kind] if name in topology.nodes]
-    if usable or node is not None or not evaluation.usable[kind]:
-        return _failure_on(evaluation, kind, claims, usable if node is None else [node], deadline)
-    return {"node": None, "reason": f"its pod permits none of the nodes{topology.suffix}", "explanation": None}
-
-
-def _failure_on(
-    evaluation: Evaluation, kind: int, claims: list[Object], names: list[str], deadline: Deadline
-) -> Object:
+def failure_of(evaluation: Evaluation, kind: int, claims: list[Object], node: str | None) -> Object:
+    """Explain why a member fits on no node, or not on this one, while the earlier ones have devices."""
+    names = evaluation.usable[kind] if node is None else [node]
     cluster = evaluation.cluster
     if not names:
         blocked = evaluation.blocked[kind].most_common(1)
@@ -109,11 +98,11 @@ def _failure_on(
             reasons |= dict.fromkeys(alike, "fits")
             continue
         needed |= dict.fromkeys(alike, claims_there)
-        sweep = cluster.fits(claims_there, nodes=alike, deadline=deadline.remaining())
+        sweep = cluster.fits(claims_there, nodes=alike, deadline=evaluation.deadline.remaining())
         reasons |= {**sweep.reasons, **sweep.errors, **dict.fromkeys(sweep.fits, "fits")}
     by_reason = {reason: name for name, reason in sorted(reasons.items(), reverse=True)}
     chosen = sorted(by_reason.values())[:MAX_EXPLAINED_NODES] or names[:1]
-    seconds = deadline.remaining() / len(chosen)
+    seconds = evaluation.deadline.remaining() / len(chosen)
     entries: list[Object] = [
         {"node": name, "obstacles": [], "explanation": cluster.explain(name, needed[name], deadline=seconds)}
         for name in chosen

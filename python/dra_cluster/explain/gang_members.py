@@ -6,9 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from dra_agent.api_object import Object
-from dra_cluster.explain.group_tree import GroupTree
-from dra_cluster.explain.kueue_admission import Admission
-from dra_cluster.explain.kueue_flavors import FlavorChoice
 from dra_cluster.explain.pod_claims import PodClaim
 
 
@@ -34,12 +31,8 @@ class MemberKind:
     """How many members are on each node already."""
     problems: list[str] = field(default_factory=list)
     """Why a member cannot exist."""
-    pod_set: str = ""
-    """The name of its pod set; the name of the workload if that has one only."""
     extended: PodClaim | None = None
     """The claim that kube-scheduler would create for the extended resources of its first member: its last one."""
-    flavors: FlavorChoice = ()
-    """For each resource group of Kueue, the flavors of which a member has one."""
 
 
 @dataclass
@@ -53,19 +46,15 @@ class Gang:
     """The kind of each member without a node, in the order of scheduling."""
     needed: int
     """How many members have to be on a node, with those that are."""
-    topology: str | None = None
-    """The label of nodes that has one value for all members."""
     problems: list[str] = field(default_factory=list)
     """Why it cannot start."""
     lacks_quota: list[str] = field(default_factory=list)
     """Why the claims of all members cannot exist at once."""
     notes: list[str] = field(default_factory=list)
-    admission: Admission | None = None
-    """By Kueue, of a Workload."""
+    quotes: list[Object] = field(default_factory=list)
+    """What other controllers recorded about its groups, and Kueue about its Workloads."""
     end: str | None = None
     """How its workload ended."""
-    tree: GroupTree | None = None
-    """The groups of a composite pod group; `needed` is then the least number of pods with which it can start."""
 
     @property
     def running(self) -> int:

@@ -1,4 +1,4 @@
-"""The nodes on which the pods of a gang may be, without devices: their own constraints, and the flavors of Kueue."""
+"""The nodes on which the pods of a gang may be, by their own constraints and without devices."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from dra_agent.api_object import Object
 from dra_agent.deadline import Deadline
+from dra_cluster.explain.capacity import node_blockers
 from dra_cluster.explain.device_plugins import DevicePlugins, named
 from dra_cluster.explain.gang_members import MemberKind
-from dra_cluster.explain.kueue_flavors import NOT_EVALUATED, FlavoredPods
+from dra_cluster.explain.pending import LATE, NOT_EVALUATED
 
 _PLACING = ("nodeSelector", "affinity", "tolerations")
-_LATE = f"{NOT_EVALUATED}: no result in time"
 
 
 @dataclass
@@ -51,20 +51,20 @@ class NodeComparison:
             PermanentError: A field of a pod or node has a wrong type.
         """
         spec = {key: value for key, value in (kind.pod.get("spec") or {}).items() if key in _PLACING}
-        constraints = json.dumps(spec, sort_keys=True), repr(kind.flavors), repr(sorted(plugins.resources.items()))
+        constraints = json.dumps(spec, sort_keys=True), repr(sorted(plugins.resources.items()))
         if constraints not in self._known:
-            self._known[constraints] = self._compared(FlavoredPods(kind.flavors, {"spec": spec}), plugins)
+            self._known[constraints] = self._compared({"spec": spec}, plugins)
         return self._known[constraints]
 
-    def _compared(self, pods: FlavoredPods, plugins: DevicePlugins) -> PermittedNodes:
+    def _compared(self, pod: Object, plugins: DevicePlugins) -> PermittedNodes:
         found = PermittedNodes()
         if not self._has_fields:
             found.usable = sorted(self._nodes)
             return found
         for name, node in self._nodes.items():
             if not self._deadline.remaining():
-                found.unknown[name] = _LATE
-            elif not (reasons := pods.blockers(node) or _plugin_blockers(node, plugins)):
+                found.unknown[name] = LATE
+            elif not (reasons := node_blockers(pod, node) or _plugin_blockers(node, plugins)):
                 found.usable.append(name)
             else:
                 found.blocked["; ".join(reasons)] += 1

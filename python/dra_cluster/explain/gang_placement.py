@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
 
@@ -107,24 +106,13 @@ class Placer:
             self.plugins.use.clear()
 
 
-@dataclass
-class Earlier:
-    """Members that are placed already, and keep their devices."""
-
-    allocated: dict[tuple[str, str], Object] = field(default_factory=dict)
-    """The claims that got an allocation."""
-    members: Counter[str] = field(default_factory=Counter)
-    """How many there are on each node."""
-
-
 class Holding:
     """The devices of members that are placed, in the cluster."""
 
-    def __init__(self, placer: Placer, earlier: Earlier | None = None) -> None:
-        """Begin with the claims that the cluster holds, and those of members that are placed `earlier`."""
+    def __init__(self, placer: Placer) -> None:
+        """Begin with the claims that the cluster holds."""
         self._cluster = placer.cluster
         self._placer = placer
-        self._earlier = earlier or Earlier()
         self._plugin_use: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
         """What the member of a claim uses of a device plugin; the claim is that for its extended resources."""
         self.allocated: dict[tuple[str, str], Object] = {}
@@ -138,11 +126,8 @@ class Holding:
     def claims_of(self, member: Member, first_alternative: int) -> list[Object]:
         """Return the claims of a member: with allocations where it shares them with an earlier one."""
         return [
-            self.allocated.get(name)
-            or self._earlier.allocated.get(name)
-            or without_alternatives(claim, first_alternative)
+            self.allocated.get(identity_of(claim)) or _without_alternatives(claim, first_alternative)
             for claim in member.claims
-            for name in [identity_of(claim)]
         ]
 
     def allocate(self, kind: int, node: str, claims: list[Object]) -> list[Object] | None:
@@ -180,29 +165,15 @@ class Holding:
             if taken := self._plugin_use.pop(name, None):
                 self._placer.plugins.use.subtract(taken)
 
-    def suspend(self) -> None:
-        """Let others have everything that is held, until `resume`."""
-        self._cluster.release(self.held)
-        for taken in self._plugin_use.values():
-            self._placer.plugins.use.subtract(taken)
-
-    def resume(self) -> None:
-        """Hold everything again."""
-        self._cluster.hold(self.held)
-        for taken in self._plugin_use.values():
-            self._placer.plugins.use.update(taken)
-
 
 class Run(Holding):
     """One order of members, which hold their devices until they are released."""
 
-    def __init__(self, placer: Placer, choice: Choice, earlier: Earlier | None = None) -> None:
+    def __init__(self, placer: Placer, choice: Choice) -> None:
         """Place nothing yet."""
-        super().__init__(placer, earlier)
+        super().__init__(placer)
         self._choice = choice
-        self.placed_members = Counter[str]()
-        """How many members it placed on each node."""
-        self._members = Counter(self._earlier.members)
+        self._members = Counter[str]()
         for kind in placer.gang.kinds:
             self._members.update(kind.running)
         kinds = placer.gang.kinds
@@ -257,14 +228,13 @@ class Run(Holding):
                 if misses % _MISSES_BEFORE_SWEEP == 0:
                     self._sweep(kind, claims)
                 continue
-            score = alternatives_score(after)
+            score = _alternatives_score(after)
             if score < self._score(kind, node):
                 # Another node may have a better alternative.
                 self._scores[kind][node] = score
                 continue
             self.hold(kind, node, claims, after)
             self._members[node] += 1
-            self.placed_members[node] += 1
             if self._choice.packs:
                 # The other entries of a queue are corrected when they are at its head; this one moves towards it.
                 for other, entries in enumerate(self._queues):
@@ -290,7 +260,7 @@ def _best_score(claims: Iterable[Object]) -> int:
     return sum(MAX_ALTERNATIVES for claim in claims for request in requests_of(claim) if request.get("firstAvailable"))
 
 
-def alternatives_score(claims: Iterable[Object]) -> int:
+def _alternatives_score(claims: Iterable[Object]) -> int:
     """Return how good the alternatives of allocated claims are, as kube-scheduler scores a node.
 
     computeScore, pkg/scheduler/framework/plugins/dynamicresources/dynamicresources.go at v1.37.
@@ -305,7 +275,7 @@ def alternatives_score(claims: Iterable[Object]) -> int:
     return score
 
 
-def without_alternatives(claim: Object, first: int) -> Object:
+def _without_alternatives(claim: Object, first: int) -> Object:
     """Return a claim without the alternatives before a place; the last one of each request is kept."""
     if not first or allocation_of(claim):
         return claim

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import groupby
 
 from dra_agent.api_object import Object, device_of, requests_of, results_of
@@ -16,19 +16,9 @@ UPSTREAM = "kubernetes/kubernetes#138765"
 """kube-scheduler does not reconsider the devices of earlier pods of a gang."""
 
 
-def remedy(
-    gang: Gang, snapshot: Snapshot, placers: Sequence[Placer], outcome: Outcome, impossible: str | None
-) -> Object:
-    """Search for what would place enough members after `outcome` did not, unless it is known to be `impossible`.
-
-    One of `placers` is sufficient; each has the nodes with one value of the label that a group requires.
-    """
-    found = Found() if impossible else _search(gang, placers)
-    return described(gang, snapshot, found, outcome.placed, impossible)
-
-
-def described(gang: Gang, snapshot: Snapshot, found: Found, placed: Sequence[Placed], impossible: str | None) -> Object:
-    """Return the result of a search as JSON; `placed` are the members that have a place without it."""
+def remedy(gang: Gang, snapshot: Snapshot, placer: Placer, outcome: Outcome, impossible: str | None) -> Object:
+    """Search for what would place enough members after `outcome` did not, unless it is known to be `impossible`."""
+    found = Found() if impossible else search(placer, gang, gang.order)
     result: Object = {
         "found": found.outcome is not None,
         "tried": found.tried,
@@ -56,21 +46,9 @@ def described(gang: Gang, snapshot: Snapshot, found: Found, placed: Sequence[Pla
         {"kind": gang.kinds[kind].name, "members": len(list(members))} for kind, members in groupby(found.order)
     ]
     result |= placements(gang, found.outcome.placed)
-    if _is_upstream_limit(snapshot, gang, [*placed, *found.outcome.placed]):
+    if _is_upstream_limit(snapshot, gang, [*outcome.placed, *found.outcome.placed]):
         result["upstream"] = UPSTREAM
     return {**result, "summary": f"another {' and '.join(result['differs'])} would place {needed}"}
-
-
-def _search(gang: Gang, placers: Sequence[Placer]) -> Found:
-    tried, is_complete = 0, True
-    for placer in placers:
-        found = search(placer, gang, gang.order)
-        tried += found.tried
-        is_complete &= found.is_complete
-        if found.outcome is not None:
-            break
-    found.tried, found.is_complete = tried, is_complete
-    return found
 
 
 def _differences(gang: Gang, found: Found) -> list[str]:

@@ -37,18 +37,14 @@ def placements(gang: Gang, placed: Sequence[Placed]) -> Object:
     return {"placed": len(placed), "kinds": kinds, "placements": [_placement(gang, one) for one in placed]}
 
 
-def summary(
-    gang: Gang, outcome: Outcome, failure: Object | None, usable: int, *, topology: str = "", late: str | None = None
-) -> str:
+def summary(gang: Gang, outcome: Outcome, failure: Object | None, usable: int) -> str:
     """Describe an outcome.
 
     Arguments:
         gang: The members.
         outcome: Those that are placed, and those that are not.
         failure: Why the first one fits nowhere.
-        usable: The number of nodes that its pod permits, of those that are allowed.
-        topology: The end of a phrase about the nodes that are allowed; empty for all nodes.
-        late: What has no result in time.
+        usable: The number of nodes that its pod permits.
     """
     placed, waiting = len(outcome.placed), len(gang.order)
     nodes = len({one.node for one in outcome.placed})
@@ -58,12 +54,11 @@ def summary(
         text += f"; {gang.running} {has(gang.running)} a node already"
     if is_enough(gang, outcome) and placed < waiting:
         text += f"; {gang.needed} are needed"
-    if late is not None:
-        return f"{text}; {late} no result in time"
+    if outcome.is_late:
+        return f"{text}; the others have no result in time"
     if failure is None:
         return text
-    nowhere = f" on nodes{topology}" if topology else ""
-    fits_nowhere = f"fits on none of {usable} nodes{topology}" if usable > 1 else f"does not fit{nowhere}"
+    fits_nowhere = f"fits on none of {usable} nodes" if usable > 1 else "does not fit"
     at = f"{failure['node']}: " if failure["node"] else ""
     return f"{text}; {failure['member']} {fits_nowhere}; {at}{failure['reason']}"
 

@@ -83,7 +83,7 @@ def _attempts(placer: Placer, gang: Gang, order: list[int]) -> Iterator[tuple[li
             yield order, Choice(packs=True)
         for other in others():
             yield other, Choice(packs=packs)
-    for first in first_alternatives(gang):
+    for first in _first_alternatives(gang):
         for other in chain([order], others()):
             for packs in (False, True):
                 yield other, Choice(packs, first)
@@ -114,7 +114,7 @@ def _count(request: Object) -> int:
     return max(count if isinstance(count, int) else 1 for count in counts)
 
 
-def first_alternatives(gang: Gang) -> Iterator[dict[int, int]]:
+def _first_alternatives(gang: Gang) -> Iterator[dict[int, int]]:
     """Yield the places at which alternatives begin, by kind: the same place for every kind, then for each alone."""
     lengths = {kind: length for kind in range(len(gang.kinds)) if (length := longest_list(gang, kind)) > 1}
     deepest = max(lengths.values(), default=0)

@@ -16,7 +16,14 @@ from typing import Any
 from dra_agent.api_object import Object, allocation_of, full_name
 from dra_agent.cluster import Cluster, Sweep
 from dra_agent.deadline import Deadline
-from dra_agent.explain.gates import OVERHEAD_NOTE, derived_attributes, gates_in_use, have_overhead, notes_of
+from dra_agent.explain.gates import (
+    OVERHEAD_NOTE,
+    derived_attributes,
+    gates_in_use,
+    have_overhead,
+    is_unevaluated,
+    notes_of,
+)
 from dra_agent.explain.object_state import allocated_node_selector, claim_state
 from dra_agent.explain.search_time import attempts_s
 from dra_cluster.explain.device_plugins import DevicePlugins, named
@@ -218,10 +225,13 @@ def _add_plugin_verdict(
 
 def _add_verdicts(entries: Iterable[dict[str, Any]], sweep: Sweep, unexamined: set[str]) -> None:
     reasons = {**sweep.reasons, **sweep.errors, **dict.fromkeys(sweep.fits, FITS)}
-    unexamined.difference_update(reasons)
     for entry in entries:
-        if (reason := reasons.get(entry["node"])) is not None:
+        reason = reasons.get(entry["node"])
+        if is_unevaluated(reason):
+            entry["devices"] = f"{NOT_EVALUATED}: {reason}"
+        elif reason is not None:
             entry |= {"fits": reason == FITS, "devices": reason}
+            unexamined.discard(entry["node"])
 
 
 def _most_different(entries: Sequence[dict[str, Any]], unexamined: set[str]) -> list[dict[str, Any]]:
@@ -265,6 +275,8 @@ def _add_explanations(
             elif is_timeout:
                 cause = explanation["error"].partition(": ")[2]
                 entry |= {"devices": f"{LATE}: {cause}" if cause else LATE, "explanation": explanation}
+            elif is_unevaluated(explanation["error"]):
+                entry |= {"devices": f"{NOT_EVALUATED}: {explanation['error']}", "explanation": explanation}
             elif not explanation["pools"] and not explanation["error"]:
                 entry |= {"fits": False, "devices": "no driver has published devices for it"}
                 unexamined.discard(entry["node"])

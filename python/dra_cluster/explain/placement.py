@@ -7,7 +7,7 @@ k8s.io/component-helpers/scheduling/corev1.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Object = Mapping[str, Any]
@@ -33,8 +33,7 @@ def scheduling_blockers(pod: Object, node: Object) -> list[str]:
     )
     if required is not None and not matches(required, name, labels):
         found.append("the pod's node affinity does not match the node")
-    found += [reason for reason, _ in untolerated(spec.get("tolerations") or (), node.get("spec") or {})]
-    return found
+    return found + _untolerated(spec.get("tolerations") or (), node.get("spec") or {})
 
 
 def matches(selector: Object, name: str, labels: Mapping[str, str]) -> bool:
@@ -47,15 +46,11 @@ def matches_labels(expressions: Iterable[Object], labels: Mapping[str, str]) -> 
     return all(_matches(one, labels) for one in expressions)
 
 
-def untolerated(tolerations: Iterable[Object], spec: Object) -> list[tuple[str, Object]]:
-    """Return what these tolerations do not tolerate of a node with this spec: each reason with the taint.
-
-    A cordon is a taint, too.
-    """
-    tolerations = list(tolerations)
-    found: list[tuple[str, Object]] = []
+def _untolerated(tolerations: Sequence[Object], spec: Object) -> list[str]:
+    """Return what these tolerations do not tolerate of a node with this spec; a cordon is a taint, too."""
+    found = []
     if spec.get("unschedulable") and not any(tolerates(one, _UNSCHEDULABLE) for one in tolerations):
-        found.append(("the node is cordoned", _UNSCHEDULABLE))
+        found.append("the node is cordoned")
     for taint in spec.get("taints") or ():
         if taint.get("effect") not in {"NoSchedule", "NoExecute"}:
             continue
@@ -63,8 +58,7 @@ def untolerated(tolerations: Iterable[Object], spec: Object) -> list[tuple[str, 
             continue  # reported above
         if not any(tolerates(one, taint) for one in tolerations):
             value = f"={taint['value']}" if taint.get("value") else ""
-            reason = f"the pod does not tolerate the node's taint {taint.get('key')}{value}:{taint['effect']}"
-            found.append((reason, taint))
+            found.append(f"the pod does not tolerate the node's taint {taint.get('key')}{value}:{taint['effect']}")
     return found
 
 

@@ -30,9 +30,10 @@ from dra_agent.kube_client import (
     ObjectList,
 )
 from dra_cluster.explain.extended_resources import requested, served_by_device_plugins
-from dra_cluster.explain.kueue_objects import KueueObjects, read_kueue
+from dra_cluster.explain.kueue import VERSIONS as KUEUE_WORKLOADS
+from dra_cluster.explain.kueue import Workloads, read_workloads
 from dra_cluster.explain.taint_rules import taint_rules, tainted
-from dra_cluster.explain.workloads import COMPOSITE, POD_GROUP, PodSet, pod_sets
+from dra_cluster.explain.workloads import COMPOSITE, POD_GROUP, WORKLOAD, PodSet, pod_sets
 
 RESOURCE_QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota", namespaced=True)
 POD_GROUPS = Kind("scheduling.k8s.io", "v1beta1", "podgroups", "PodGroup", namespaced=True)
@@ -43,9 +44,7 @@ WORKLOADS: Mapping[str, Sequence[Kind]] = {
     "StatefulSet": (Kind("apps", "v1", "statefulsets", "StatefulSet", namespaced=True),),
     "Job": (Kind("batch", "v1", "jobs", "Job", namespaced=True),),
     "JobSet": (Kind("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", namespaced=True),),
-    "Workload": tuple(
-        Kind("kueue.x-k8s.io", version, "workloads", "Workload", namespaced=True) for version in ("v1beta2", "v1beta1")
-    ),
+    WORKLOAD: KUEUE_WORKLOADS,
     # Kubernetes 1.36 has v1alpha2 only.
     "PodGroup": (POD_GROUPS, POD_GROUPS._replace(version="v1alpha2")),
     COMPOSITE: (COMPOSITE_POD_GROUPS,),
@@ -77,8 +76,8 @@ class Snapshot:
     """Composite pod groups of the namespace (KEP-6012); None if no pod group is part of one, or they are not known."""
     workloads: dict[str, list[Object]] = field(default_factory=dict)
     """Objects with several pods, by kind: those that were requested, or those of a dump."""
-    kueue: KueueObjects | None = None
-    """The objects of Kueue that determine the quota of a Workload; None if they were not read, or without Kueue."""
+    kueue: Workloads = field(default_factory=Workloads)
+    """The Workloads of Kueue of the namespace."""
     nodes: list[Object] | None = None
     quotas: list[Object] = field(default_factory=list)
     namespace_object: Object | None = None
@@ -99,15 +98,16 @@ class Snapshot:
 
     def workload(self, kind: str, name: str) -> Object | None:
         """Find an object with several pods, of the namespace."""
-        if kind == COMPOSITE:
-            found = self.composites or self.workloads.get(kind, [])
-        else:
-            found = self.groups or [] if kind == POD_GROUP else self.workloads.get(kind, [])
+        found = self.groups or [] if kind == POD_GROUP else self.workloads.get(kind, [])
         return _named(found, name, self.namespace)
 
     def group_of(self, pod: Object) -> Object | None:
         """Find the group that a pod belongs to."""
         return _named(self.groups or [], group_name(pod), self.namespace)
+
+    def composite(self, name: str) -> Object | None:
+        """Find a composite pod group of the namespace."""
+        return _named(self.composites or [], name, self.namespace)
 
 
 def group_name(pod: Object) -> str:
@@ -131,8 +131,8 @@ async def read(
 ) -> Snapshot:
     """Read everything at once; `about` is the name of the claim or pod, or of an object of the kind `workload`.
 
-    The queues and flavors of Kueue are read for a Workload, or `with_kueue`. `pods` are pods, or templates of them,
-    that the query is about and the cluster does not have.
+    The Workloads of Kueue are read `with_kueue`. `pods` are pods, or templates of them, that the query is about and the
+    cluster does not have.
 
     Raises RetryableError if the server does not respond.
     """
@@ -198,11 +198,10 @@ async def read(
     if found.templates is None:
         found.unreadable.add(RESOURCE_CLAIM_TEMPLATES.plural)
     found.workloads = await asked_for()
-    if with_kueue or found.workloads.get("Workload"):
-        found.kueue = await read_kueue(api, namespace)
-    # Without all pod groups, what a composite one has is not known either.
-    if workload == COMPOSITE or any(parent_name(group) for group in found.groups or ()):
-        so = "a pod group is evaluated without the composite pod group that it is part of"
+    if with_kueue:
+        found.kueue = await read_workloads(api, namespace)
+    if any(parent_name(group) for group in found.groups or ()):
+        so = "what kube-scheduler decided about composite pod groups is not known"
         found.composites = await listed(COMPOSITE_POD_GROUPS, so, within=namespace)
     if found.groups is None:
         found.groups = found.workloads.get(POD_GROUP)

@@ -24,12 +24,12 @@ COMPOSITE = "CompositePodGroup"
 """Of scheduling.k8s.io. It has no pods: pod groups, and other groups of groups, name it as their parent."""
 GROUPS = {WORKLOAD: "kueue.x-k8s.io", POD_GROUP: "scheduling.k8s.io", COMPOSITE: "scheduling.k8s.io"}
 """API groups of kinds whose names other groups have too."""
-_JOB_SET_NAME, _REPLICATED_JOB_NAME = "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/replicatedjob-name"
+JOB_SET_NAME, _REPLICATED_JOB_NAME = "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/replicatedjob-name"
 _JOB_NAME = "batch.kubernetes.io/job-name"
-_KUEUE_GROUP_NAME = "kueue.x-k8s.io/pod-group-name"
+KUEUE_GROUP_NAME = "kueue.x-k8s.io/pod-group-name"
 _ENDS = {"Job": ("Complete", "Failed"), JOB_SET: ("Completed", "Failed"), WORKLOAD: ("Finished",)}
 """Conditions of a workload that creates no further pods. They stay true."""
-DEFAULT_POD_SET = "main"
+_DEFAULT_POD_SET = "main"
 MAX_PODS = (1 << 31) - 1
 """Of each number of pods: the fields are int32."""
 
@@ -142,7 +142,7 @@ def _of_job_set(value: Object) -> list[PodSet]:
         state: Object = next((one for one in states if one.get("name") == entry.get("name")), {})
         ended = sum(_number_or_none(f"the {job}", state, key) for key in ("succeeded", "failed"))
         count = pods * max(0, _number(f"the {job}", entry, "replicas") - ended)
-        labels = {_JOB_SET_NAME: name, _REPLICATED_JOB_NAME: entry.get("name") or ""}
+        labels = {JOB_SET_NAME: name, _REPLICATED_JOB_NAME: entry.get("name") or ""}
         found.append(PodSet(entry.get("name") or "", template, count, labels))
     return found
 
@@ -156,16 +156,16 @@ def _of_kueue(value: Object) -> list[PodSet]:
     reclaimable = (value.get("status") or {}).get("reclaimablePods") or ()
     found = []
     for entry in sets:
-        own = entry.get("name") or DEFAULT_POD_SET
+        own = entry.get("name") or _DEFAULT_POD_SET
         subject = f"pod set {own} of {WORKLOAD} {name}"
         template = entry.get("template")
         if not isinstance(template, dict):
             raise UsageError(f"{subject} has no pod template")
         labels: Mapping[str, str] = {}
         if JOB_SET in owners:
-            labels = {_JOB_SET_NAME: owners[JOB_SET], _REPLICATED_JOB_NAME: own}
+            labels = {JOB_SET_NAME: owners[JOB_SET], _REPLICATED_JOB_NAME: own}
         elif len(sets) == 1:
-            labels = {_JOB_NAME: owners["Job"]} if "Job" in owners else {_KUEUE_GROUP_NAME: name}
+            labels = {_JOB_NAME: owners["Job"]} if "Job" in owners else {KUEUE_GROUP_NAME: name}
         # Pods that have ended and will not be created again.
         ended: Object = next((one for one in reclaimable if one.get("name") == own), {})
         count = max(0, _number(subject, entry, "count") - _number_or_none(subject, ended, "count"))
