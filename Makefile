@@ -5,7 +5,7 @@ CARGO  ?= cargo
 PROFILE ?= release
 SYNC   := $(VENV)/.synced
 NATIVE := $(VENV)/.native-$(PROFILE)
-FAKE   := python/dra_agent/simulate/lib/libnvidia-ml.so.1
+FAKE   := python/dra_simulate/lib/libnvidia-ml.so.1
 HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 
 # Tests start hundreds of agents. Without byte code, each of them would compile the whole package.
@@ -55,7 +55,13 @@ $(HOOK): $(HOOK_SOURCES)
 revision:
 	@python3 deploy/revision.py
 
-build: $(SYNC) revision $(NATIVE) $(FAKE) $(HOOK) ## build the extension and install the agent into .venv
+# The other distributions are importable as the agent is; one of them has a command.
+PLUGIN := $(VENV)/bin/kubectl-dra
+$(PLUGIN): $(SYNC)
+	@printf '#!/bin/sh\nexec "%s" -c "import sys; from dra_cluster.cli.kubectl_plugin import main; sys.exit(main())" "$$@"\n' \
+	  '$(abspath $(PY))' > $@ && chmod +x $@
+
+build: $(SYNC) revision $(NATIVE) $(FAKE) $(HOOK) $(PLUGIN) ## build the extension and install all distributions into .venv
 
 .PHONY: image-base image test-image
 image-base: ## create the local base images of `make image` again; requires root, buildah and mmdebstrap
@@ -247,7 +253,7 @@ test-packages: build ## install, upgrade and remove packages in a clean root und
 test-sources: $(SYNC) ## run what the README says in a clean root: quickstart, make demo, make test (ARGS="--debian 13 --warm 5 --loops 4"); requires root, mmdebstrap and the network
 	PYTHONPATH=tests $(PY) -m packages.source_build $(ARGS)
 
-wheel: build ## build the wheel for glibc 2.28 and newer, optimized, in target/packages (5 minutes of CPU; needs PyPI for zig)
+wheel: build ## build the wheels for glibc 2.28 and newer, optimized, in target/packages (5 minutes of CPU; needs PyPI for zig)
 	@$(PY) deploy/wheel.py $(ARGS)
 
 sdist: $(SYNC) ## build the source distribution of the last commit, without binaries, in target/packages
@@ -294,4 +300,4 @@ proto: $(SYNC) ## generate the messages of the kubelet API from $(PROTO)
 	  --python_out=python --mypy_out=quiet:python $(PROTO)/*.proto
 
 clean: ## remove build outputs
-	rm -rf target $(VENV) python/dra_agent/simulate/lib python/dra_agent/device_setup/lib python/dra_agent/*.so
+	rm -rf target $(VENV) python/dra_simulate/lib python/dra_agent/device_setup/lib python/dra_agent/*.so

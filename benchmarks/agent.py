@@ -19,8 +19,8 @@ from process_memory import family, pages_once_mib, rollup
 from results import GROWTH_NOISE_MIB, Measure, Target, measure, this_machine
 from results_table import publish
 
-from dra_agent.simulate import build
 from dra_agent.standalone.protocol import Apply, Client, Delete
+from dra_simulate import build
 
 AGENT = Path(sys.executable).with_name("dra-agent")
 PROFILE = "dgx-h100"

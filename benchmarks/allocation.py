@@ -23,7 +23,7 @@ from results import Measure, Target, this_machine
 from results import measure as measured
 from results_table import publish
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.cluster import Cluster
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Inventory
@@ -71,7 +71,7 @@ CLAIMS = {
 def template() -> str:
     """Return the slices of one node as JSON."""
     with tempfile.TemporaryDirectory() as directory:
-        host = simulate.build("dgx-h100", Path(directory) / "host")
+        host = dra_simulate.build("dgx-h100", Path(directory) / "host")
         collector = Collector(host, InventorySettings())
         found = collector.collect(LiveTopology(host).snapshot())
         collector.close()

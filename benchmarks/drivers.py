@@ -26,7 +26,7 @@ from results import GROWTH_NOISE_MIB, Measure, Target, measure, this_machine
 from results_table import publish
 from run_directory import run_directory
 
-from dra_agent.simulate import build
+from dra_simulate import build
 
 HERE = Path(__file__).resolve().parent
 AGENT = Path(sys.executable).with_name("dra-agent")

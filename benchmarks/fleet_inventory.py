@@ -20,8 +20,8 @@ from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import FAMILIES, Inventory, pool_name
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.reclaim.announcements import TAINT_NAME
-from dra_agent.simulate import build
 from dra_agent.topology import LiveTopology
+from dra_simulate import build
 
 DRIVER = "dra-agent.internal"
 FLAP_TAINT = f"{DRIVER}/gpu-lost"

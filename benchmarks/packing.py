@@ -23,7 +23,7 @@ from packing_replay import Partition, Replay
 from results import Measure, measure, this_machine
 from results_table import publish
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.cluster import Cluster
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Device, Inventory
@@ -129,7 +129,7 @@ def published(order: Callable[[Device], int]) -> list[dict[str, Any]]:
     """Return the slices of the GPUs, with the devices of each GPU in that order."""
     rule = PartitionRule(when=f'device.attributes["{DRIVER}"].type == "gpu"', mode="mig")
     with tempfile.TemporaryDirectory() as directory:
-        host = simulate.build("dgx-h100", Path(directory) / "host")
+        host = dra_simulate.build("dgx-h100", Path(directory) / "host")
         collector = Collector(host, InventorySettings(partition=(rule,)))
         found = collector.collect(LiveTopology(host).snapshot())
         collector.close()

@@ -26,9 +26,9 @@ from results import GROWTH_NOISE_MIB, Measure, Target, measure, this_machine
 from results_table import publish
 
 from agent import PROFILE, start, stop
-from dra_agent.simulate import build
 from dra_agent.standalone.protocol import Apply, Client, Get
 from dra_agent.telemetry.control import CurrentValues, query
+from dra_simulate import build
 
 INTERVAL_S = 1
 """Of telemetry in the agent that samples: the shortest one."""

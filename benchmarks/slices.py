@@ -31,7 +31,7 @@ from results_table import publish
 from run_directory import run_directory
 from slices_scheduler import allocate, allocated, make_class, make_pods, make_ready, scheduling, stop
 
-from dra_agent.simulate import inject
+from dra_simulate import inject
 
 DRIVER = "dra-agent.internal"
 NODE = "node-of-slices"

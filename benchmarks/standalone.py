@@ -32,8 +32,8 @@ from results import Measure, Target, measure, this_machine
 from results_table import publish
 
 from agent import PROFILE, memory, start, stop
-from dra_agent.simulate import build
 from dra_agent.standalone.protocol import Apply, Client, Delete, Get
+from dra_simulate import build
 
 GPUS = 8
 MAX_ROUNDS = GPUS - 1

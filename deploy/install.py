@@ -1,5 +1,7 @@
 """`make install` and `make uninstall`: the agent, its libraries and its unit, below DESTDIR.
 
+All distributions of this repository are installed, as `make build` makes all.
+
 The libraries are those of requirements.lock. They are installed in a separate directory, which other programs do not
 use and which can be removed as a whole. Everything is prepared next to its target and tried with the interpreter that
 will run it; then all targets are exchanged, or none.
@@ -19,6 +21,7 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
+from collections.abc import Collection, Sequence
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
@@ -26,8 +29,14 @@ PACKAGE = "dra-agent"
 UNIT = "dra-agent.service"
 REPOSITORY = Path(__file__).resolve().parents[1]
 MANUAL = REPOSITORY / "man"
-BINARIES = ("_native.abi3.so", "device_setup/lib/dra-agent-hook", "simulate/lib/libnvidia-ml.so.1")
-"""What `make build` compiles into the package."""
+PACKAGES = ("dra_agent", "dra_cluster", "dra_simulate")
+"""The Python packages of this repository, of which the agent requires only the first."""
+BINARIES = (
+    "dra_agent/_native.abi3.so",
+    "dra_agent/device_setup/lib/dra-agent-hook",
+    "dra_simulate/lib/libnvidia-ml.so.1",
+)
+"""What `make build` compiles into the packages."""
 STATE = Path("/var/lib/dra-agent")
 RUNTIME = Path("/run/dra-agent")
 SHARED_MEMORY = Path("/dev/shm/dra-agent")  # noqa: S108 - a fixed path that dra-agent.tmpfiles creates at boot
@@ -188,8 +197,10 @@ def base_interpreter() -> Path:
     return next((folder / name for name in names if (folder / name).exists()), Path(sys.executable))
 
 
-def install(layout: Layout, python: Path, wheel: Path | None, *, compiled: bool) -> None:
-    """Install all files, with byte code if `compiled`.
+def install(
+    layout: Layout, python: Path, wheels: Sequence[Path], *, without: Collection[str] = (), compiled: bool
+) -> None:
+    """Install all files, with byte code if `compiled`: the packages of the wheels, or of the build except `without`.
 
     Raises:
         InstallError: The build is incomplete, or `python` cannot run the agent. Nothing is changed.
@@ -199,7 +210,7 @@ def install(layout: Layout, python: Path, wheel: Path | None, *, compiled: bool)
     try:
         library = replacement.new(layout.staged(layout.library))
         library.mkdir()
-        copy_package(library, wheel)
+        copy_packages(library, wheels, without)
         add_dependencies(library, python)
         failure = f"{python} cannot run the agent"
         printed = run_python(python, failure, "-B", "-c", TRY, library, *layout.completions)
@@ -210,10 +221,11 @@ def install(layout: Layout, python: Path, wheel: Path | None, *, compiled: bool)
             run_python(python, f"{python} cannot compile the libraries", "-c", COMPILE, library, layout.library)
         texts = {
             layout.command: launcher(layout.library, python, "dra_agent.cli.main"),
-            layout.kubectl_plugin: launcher(layout.library, python, "dra_agent.cli.kubectl_plugin"),
             layout.unit: unit_text(layout),
             layout.tmpfiles: (REPOSITORY / "systemd/dra-agent.tmpfiles").read_text(),
         }
+        if (library / "dra_cluster").is_dir():
+            texts[layout.kubectl_plugin] = launcher(layout.library, python, "dra_cluster.cli.kubectl_plugin")
         texts |= {layout.manual / page.name: page.read_text() for page in MANUAL.glob("*.1")}
         texts |= {layout.completions[shell]: script for shell, script in scripts.items()}
         config = layout.staged(layout.config)
@@ -232,7 +244,7 @@ def install(layout: Layout, python: Path, wheel: Path | None, *, compiled: bool)
     finally:
         replacement.discard()
     for path in layout.replaced():
-        if path.parent != layout.manual:
+        if path.parent != layout.manual and layout.staged(path).exists():
             print(f"installed {layout.staged(path)}")
     print(f"{'kept     ' if kept else 'installed'} {config}")
     if python.is_relative_to("/root") or python.is_relative_to("/home"):
@@ -256,22 +268,24 @@ def drop_in_text(name: str, layout: Layout) -> str:
     return (REPOSITORY / "systemd" / name).read_text().replace(f"systemd/{name}", str(layout.examples / name), 1)
 
 
-def copy_package(target: Path, wheel: Path | None) -> None:
-    """Copy the agent's package: from a wheel, or from the build of this repository."""
-    if wheel is not None:
+def copy_packages(target: Path, wheels: Sequence[Path], without: Collection[str]) -> None:
+    """Copy the packages: from wheels, or from the build of this repository."""
+    for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             for name in archive.namelist():
-                if name.startswith("dra_agent/"):
+                if name.partition("/")[0] in PACKAGES:
                     archive.extract(name, target)
-        for name in BINARIES:
-            if (target / "dra_agent" / name).exists():
-                (target / "dra_agent" / name).chmod(0o755)
-    else:
-        ignored = shutil.ignore_patterns("__pycache__", "*.pyi")
-        shutil.copytree(REPOSITORY / "python/dra_agent", target / "dra_agent", ignore=ignored)
-    missing = [name for name in BINARIES if not (target / "dra_agent" / name).exists()]
-    if missing:
+    for package in PACKAGES if not wheels else ():
+        if package not in without:
+            ignored = shutil.ignore_patterns("__pycache__", "*.pyi")
+            shutil.copytree(REPOSITORY / "python" / package, target / package, ignore=ignored)
+    if not (target / PACKAGES[0]).is_dir():
+        raise InstallError(f"{', '.join(wheel.name for wheel in wheels)}: no wheel of the agent")
+    needed = [target / name for name in BINARIES if (target / name.partition("/")[0]).is_dir()]
+    if missing := [str(path.relative_to(target)) for path in needed if not path.exists()]:
         raise InstallError(f"{', '.join(missing)}: not built; run `make build`")
+    for path in needed:
+        path.chmod(0o755)
 
 
 def add_dependencies(target: Path, python: Path) -> None:
@@ -407,7 +421,17 @@ def main() -> int:
     parser.add_argument("--unitdir", type=Path, default=Path("/usr/lib/systemd/system"))
     parser.add_argument("--tmpfilesdir", type=Path, default=Path("/usr/lib/tmpfiles.d"))
     parser.add_argument("--python", type=Path, default=base_interpreter(), help="the interpreter that runs the agent")
-    parser.add_argument("--wheel", type=Path, help="install the agent from this wheel instead of the build")
+    parser.add_argument(
+        "--wheel",
+        type=Path,
+        action="append",
+        default=[],
+        dest="wheels",
+        help="install this wheel instead of the build; repeated for those of other distributions",
+    )
+    parser.add_argument(
+        "--without", action="append", default=[], choices=PACKAGES[1:], help="leave out a package of the build"
+    )
     parser.add_argument("--no-compile", action="store_true", help="leave byte code to the package's scripts")
     parser.add_argument("--uninstall", action="store_true", help="remove what was installed")
     parser.add_argument("--purge", action="store_true", help="with --uninstall: also remove configuration and state")
@@ -418,7 +442,7 @@ def main() -> int:
         if args.uninstall:
             uninstall(layout, purge=args.purge)
         else:
-            install(layout, python, args.wheel, compiled=not args.no_compile)
+            install(layout, python, args.wheels, without=args.without, compiled=not args.no_compile)
     except InstallError as error:
         print(f"install: {error}", file=sys.stderr)
     except OSError as error:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import dra_simulate
 import preloaded
-from dra_agent import simulate
 from dra_agent.host import Host
 from fake_apiserver.fixture import fake_api
 from leftovers import (
@@ -79,7 +79,7 @@ def real_children() -> Iterator[None]:
 @pytest.fixture
 def recorded_host(tmp_path: Path, request: pytest.FixtureRequest) -> Host:
     """Return a host of a committed recording, named by indirect parametrization, that the test may change."""
-    return simulate.build(str(unpack(request.param, tmp_path)), tmp_path / "host")
+    return dra_simulate.build(str(unpack(request.param, tmp_path)), tmp_path / "host")
 
 
 @pytest.fixture

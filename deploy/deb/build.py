@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from email.utils import formatdate
 from pathlib import Path
 
@@ -26,6 +27,8 @@ SCRIPTS = ("postinst", "prerm", "postrm")
 CONFFILE = "/etc/dra-agent/config.toml"
 MAINTAINER = f"{os.environ.get('DEBFULLNAME', 'dra-agent')} <{os.environ.get('DEBEMAIL', 'dra-agent@localhost')}>"
 """Variables of Debian's own tools, set by the distributor of the package."""
+LEFT_OUT = ("dra_simulate",)
+"""Packages of the repository that no host with accelerators needs."""
 EXECUTABLE = re.compile(r"usr/bin/[^/]+|.*/dra-agent-hook|DEBIAN/(postinst|prerm|postrm)")
 
 
@@ -38,7 +41,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=REPOSITORY / "target/packages", help="directory of the package")
     parser.add_argument("--python", type=Path, default=Path("/usr/bin/python3"), help="the release's interpreter")
-    parser.add_argument("--wheel", type=Path, help="package the agent of this wheel instead of the build")
+    parser.add_argument(
+        "--wheel", type=Path, action="append", default=[], dest="wheels", help="package this wheel instead of the build"
+    )
     parser.add_argument("--version", default=None, help="version of the package (default: that of the agent, and -1)")
     parser.add_argument("--compression", default="xz", help="of the package, as for dpkg-deb -Z (default: xz)")
     args = parser.parse_args()
@@ -46,7 +51,7 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
-            stage(root, args.python, args.wheel, version)
+            stage(root, args.python, args.wheels, version)
             print(pack(root, args.output, args.compression))
     except (BuildError, OSError) as error:
         print(f"deb: {error}", file=sys.stderr)
@@ -54,7 +59,7 @@ def main() -> int:
     return 0
 
 
-def stage(root: Path, python: Path, wheel: Path | None, version: str) -> None:
+def stage(root: Path, python: Path, wheels: Sequence[Path], version: str) -> None:
     """Create the files of the package below `root`.
 
     Raises:
@@ -68,8 +73,8 @@ def stage(root: Path, python: Path, wheel: Path | None, version: str) -> None:
         "--prefix",
         "/usr",
     ]
-    command += ["--python", python, "--no-compile"]
-    if wheel is not None:
+    command += ["--python", python, "--no-compile", *(f"--without={package}" for package in LEFT_OUT)]
+    for wheel in wheels:
         command += ["--wheel", wheel]
     run(command)
     run(["strip", "--strip-unneeded", *map(str, sorted(root.rglob("*.so")))])

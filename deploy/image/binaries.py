@@ -1,4 +1,4 @@
-"""Puts the binaries that cargo has just compiled into the package, and checks them.
+"""Puts the binaries that cargo has just compiled into the packages, and checks them.
 
 Binaries that are already there are removed first, so that those of another build or another machine cannot get into
 an image, even if the build context contains them.
@@ -16,9 +16,9 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTENSION = Path("_native.abi3.so")
-HOOK = Path("device_setup/lib/dra-agent-hook")
-FAKE = Path("simulate/lib/libnvidia-ml.so.1")
+EXTENSION = Path("dra_agent/_native.abi3.so")
+HOOK = Path("dra_agent/device_setup/lib/dra-agent-hook")
+FAKE = Path("dra_simulate/lib/libnvidia-ml.so.1")
 # Fields of ELF: https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.eheader.html, ch5.pheader.html, ch5.dynamic.html
 ELF64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
 MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -30,31 +30,31 @@ class BinaryError(Exception):
 
 
 def main() -> int:
-    """Install the binaries below `--package`; return 1 with the reason if one of them is wrong."""
+    """Install the binaries below `--python`; return 1 with the reason if one of them is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--package", type=Path, default=ROOT / "python/dra_agent")
+    parser.add_argument("--python", type=Path, default=ROOT / "python", help="directory of the Python packages")
     parser.add_argument("--target", type=Path, default=ROOT / "target", help="cargo's target directory")
     parser.add_argument("--profile", default="dist", help="cargo profile of the three binaries")
     args = parser.parse_args()
     built: Path = args.target / args.profile
     try:
-        install(built, args.package)
-        check_hook(args.package / HOOK, version(ROOT))
+        install(built, args.python)
+        check_hook(args.python / HOOK, version(ROOT))
     except (BinaryError, OSError) as error:
         print(f"binaries: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def install(built: Path, package: Path) -> None:
-    """Replace the binaries of the package with those of the build."""
-    for old in (*package.rglob("*.so"), *(package / HOOK).parent.glob("*"), *(package / FAKE).parent.glob("*")):
+def install(built: Path, packages: Path) -> None:
+    """Replace the binaries of the packages with those of the build."""
+    for old in (*packages.rglob("*.so"), *(packages / HOOK).parent.glob("*"), *(packages / FAKE).parent.glob("*")):
         old.unlink()
     for name, target in (("lib_native.so", EXTENSION), ("dra-agent-hook", HOOK), ("libnvidia_ml.so", FAKE)):
         check_machine(built / name)
-        (package / target).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(built / name, package / target)
-    (package / HOOK).chmod(0o755)
+        (packages / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(built / name, packages / target)
+    (packages / HOOK).chmod(0o755)
 
 
 def check_machine(path: Path) -> None:

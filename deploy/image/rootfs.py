@@ -21,7 +21,9 @@ from deploy.install import launcher
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = Path("/usr/local/lib/dra-agent")
 COMMAND = Path("/usr/local/bin/dra-agent")
-FAKE_NVML = Path("dra_agent/simulate/lib")
+PACKAGES = ("dra_agent", "dra_cluster")
+DEBUG_PACKAGES = ("dra_simulate",)
+"""Python packages of this repository that only the debug variant has."""
 NONROOT_UID = 65532
 """The user of pods that need no file of the host, as in the chart's webhook."""
 DIRECTORIES = ("dev", "etc", "proc", "run", "sys", "usr/bin", "usr/lib", "usr/sbin", "usr/local/bin", "var/lib")
@@ -66,7 +68,8 @@ def main() -> int:
     copy_agent(args.root, args.debug, args.libraries, python)
     copy_shared_libraries(args.root)
     write_busybox(args.debug, args.busybox)
-    compile_python(args.root)
+    compile_python(args.root, LIBRARY, Path(sysconfig.get_path("stdlib")))
+    compile_python(args.debug, LIBRARY)
     for root in (args.root, args.debug):
         restrict(root)
     try_out(args.root, python)
@@ -103,14 +106,14 @@ def copy_python(root: Path, python: Path) -> None:
 
 
 def copy_agent(root: Path, debug: Path, libraries: Path, python: Path) -> None:
-    """Copy the agent and its libraries; the fake NVML goes to the debug variant."""
+    """Copy the agent and its libraries; simulated hosts go to the debug variant."""
     target = root / LIBRARY.relative_to("/")
     ignored = shutil.ignore_patterns("__pycache__", "*.pyi", "*.pyx*", "*.pxd*", "*.h", "bin")
     shutil.copytree(libraries, target, ignore=ignored)
-    shutil.copytree(ROOT / "python/dra_agent", target / "dra_agent", ignore=ignored)
-    fake = debug / LIBRARY.relative_to("/") / FAKE_NVML
-    fake.parent.mkdir(parents=True)
-    shutil.move(target / FAKE_NVML, fake)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / "python" / package, target / package, ignore=ignored)
+    for package in DEBUG_PACKAGES:
+        shutil.copytree(ROOT / "python" / package, debug / LIBRARY.relative_to("/") / package, ignore=ignored)
     command = root / COMMAND.relative_to("/")
     command.write_text(launcher(LIBRARY, python, "dra_agent.cli.main"))
     command.chmod(0o755)
@@ -168,10 +171,10 @@ def write_busybox(debug: Path, busybox: Path) -> None:
         (folder / tool).symlink_to("busybox")
 
 
-def compile_python(root: Path) -> None:
+def compile_python(root: Path, *paths: Path) -> None:
     """Write byte code: the agent's file system is read-only, and a start would otherwise compile every module."""
     staged: list[str] = []
-    for path in (LIBRARY, Path(sysconfig.get_path("stdlib"))):
+    for path in paths:
         staged += [str(root / path.relative_to("/")), str(path)]
     # Byte code depends on the order of sets, and so on the seed of hashes.
     environment = {**os.environ, "PYTHONHASHSEED": "0"}

@@ -21,8 +21,10 @@ from deploy.release.sources import ReleaseError
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("sdist", "wheel", "deb", "chart", "kustomize", "man", "image")
-BUILT = ("python/dra_agent/device_setup/lib/dra-agent-hook", "python/dra_agent/simulate/lib/libnvidia-ml.so.1")
-"""What `make` compiles into the wheel, besides the parts that deploy/wheel.py compiles."""
+BUILT = ("python/dra_agent/device_setup/lib/dra-agent-hook", "python/dra_simulate/lib/libnvidia-ml.so.1")
+"""What `make` compiles into the wheels, besides the parts that deploy/wheel.py compiles."""
+DEB_WHEELS = ("dra_agent-*.whl", "dra_agent_cluster-*.whl")
+"""The wheels that the Debian package is made from."""
 
 
 def main() -> int:
@@ -97,8 +99,8 @@ def build(version: str, output: Path, work: Path, wanted: Collection[str], image
         binaries.check_hook(checkout / BUILT[0], binaries.version(checkout))
         run(sys.executable, "deploy/wheel.py", "--output", output)
     if "deb" in wanted:
-        (wheel,) = output.glob("*.whl")
-        run(sys.executable, "deploy/deb/build.py", "--wheel", wheel, "--output", output)
+        wheels = [f"--wheel={wheel}" for pattern in DEB_WHEELS for wheel in output.glob(pattern)]
+        run(sys.executable, "deploy/deb/build.py", *wheels, "--output", output)
     for part, suffix, source, prefix in (
         ("chart", "tgz", "deploy/helm/dra-agent", "dra-agent"),
         ("kustomize", "tar.gz", "deploy/kustomize", f"kustomize-{version}"),

@@ -9,9 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 VERSIONS = {
-    "pyproject.toml": r'^version = "(.+)"$',
+    "pyproject.toml": r'^(?:version = "|(?:cluster|simulate) = \["dra-agent-[a-z]+==)([^"\n]+)"',
+    "deploy/distributions/cluster/pyproject.toml": r'^(?:version = "|dependencies = \["dra-agent==)([^"\n]+)"',
+    "deploy/distributions/simulate/pyproject.toml": r'^(?:version = "|dependencies = \["dra-agent==)([^"\n]+)"',
     "Cargo.toml": r'^version = "(.+)"$',
     "python/dra_agent/__init__.py": r'^__version__ = "(.+)"$',
+    "python/dra_cluster/__init__.py": r'^__version__ = "(.+)"$',
+    "python/dra_simulate/__init__.py": r'^__version__ = "(.+)"$',
     "deploy/helm/dra-agent/Chart.yaml": r'^(?:version|appVersion): "?([^"\n]+)"?$',
 }
 """Where the version is written, and how."""

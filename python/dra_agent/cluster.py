@@ -62,7 +62,7 @@ class NodeCapacity(msgspec.Struct, frozen=True):
     """Why the next copy does not fit; empty at the limit or the deadline."""
     causes: list[str]
     """The causes of `reason`: `no_devices`, `no_match`, `too_few`, `in_use`, `placed` (these copies have the devices),
-    `counter`, `compatibility_groups`, `node_operations`, `taint`, `capacity`, `constraint`, `combination`, `pool`,
+    `counter`, `node_operations`, `taint`, `capacity`, `constraint`, `combination`, `pool`, `not_evaluated`,
     `allocated_elsewhere` or `error`."""
     has_network_devices: bool
     """Other nodes can use devices of this node too, so the sum over the nodes may exceed the total."""
@@ -123,7 +123,7 @@ class Cluster:
             nodes: The Node objects, where their labels matter. Without any, the nodes are those that slices name.
             claims: ResourceClaims; those that are allocated hold their devices.
             gates: Feature gates of kube-scheduler that are on, of those that are off by default:
-                DRADeviceCompatibilityGroups, DRAListTypeAttributes, DRAOptionalNodeOperations.
+                DRAListTypeAttributes, DRAOptionalNodeOperations.
         """
         from dra_agent import _native
 

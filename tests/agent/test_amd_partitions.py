@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+import dra_simulate
 from agent.conftest import Start
-from dra_agent import simulate
 from dra_agent.cli.main import main
 
 CONFIG = """\
@@ -46,7 +46,7 @@ def test_a_claim_for_partitions_gets_them_and_no_more(
     profile: str, start: Start, state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = state / "simulated" / profile
-    host = simulate.build(profile, root)
+    host = dra_simulate.build(profile, root)
     config, objects = tmp_path / "config.toml", tmp_path / "objects.yaml"
     config.write_text(CONFIG)
     objects.write_text(OBJECTS)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+import dra_simulate
 import preloaded
-from dra_agent import simulate
-from dra_agent.simulate import inject
+from dra_simulate import inject
 from eventually import eventually
 
 from .conftest import AgentProcess, Start
@@ -146,7 +146,7 @@ def test_a_hanging_nvidia_library_blocks_neither_claims_nor_health(
 def test_an_agent_with_a_slow_start_sends_heartbeats(start: Start, state: Path, tmp_path: Path) -> None:
     host = state / "simulated" / "vm-1gpu"
     state.mkdir()
-    simulate.build("vm-1gpu", host)
+    dra_simulate.build("vm-1gpu", host)
     inject.hang(host, None)
     config = tmp_path / "config.toml"
     config.write_text("[inventory]\nnvml_timeout = 600\n")
@@ -165,7 +165,7 @@ def test_an_agent_with_a_slow_start_sends_heartbeats(start: Start, state: Path, 
 def test_an_agent_starts_although_the_nvidia_library_hangs(start: Start, state: Path, tmp_path: Path) -> None:
     host = state / "simulated" / "vm-1gpu"
     state.mkdir()
-    simulate.build("vm-1gpu", host)
+    dra_simulate.build("vm-1gpu", host)
     inject.hang(host, None)
     config = tmp_path / "config.toml"
     config.write_text("[inventory]\nnvml_timeout = 0.3\n")

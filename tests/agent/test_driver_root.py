@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from dra_agent import simulate
-from dra_agent.simulate import driver_container
+import dra_simulate
+from dra_simulate import driver_container
 from eventually import eventually
 
 from .conftest import Start
@@ -19,8 +19,8 @@ MISSING = 'dra_agent_device_causes{cause="driver-missing",device="gpu-0000-00-04
 
 
 def test_a_driver_that_comes_leaves_and_returns(start: Start, state: Path, cli: Callable[..., str]) -> None:
-    host = state / "simulated" / simulate.folder_name("vm-1gpu")
-    simulate.build("vm-1gpu", host)
+    host = state / "simulated" / dra_simulate.folder_name("vm-1gpu")
+    dra_simulate.build("vm-1gpu", host)
     driver_container.remove(host)
     driver_container.load_modules(host, loaded=False)
     agent = start("--nvidia-driver-root", ROOT, "--metrics-address", "127.0.0.1:0").ready()

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent import atomic_file, simulate
+import dra_simulate
+from dra_agent import atomic_file
 from dra_agent.agent.fabric_labels import fabric_labels
 from dra_agent.agent.feature_file import FeatureFile
 from dra_agent.agent.leadership import Leadership
@@ -74,7 +75,7 @@ def test_a_label_stays_while_devices_cannot_be_read() -> None:
 
 
 def test_hosts_of_one_clique_have_the_same_labels(tmp_path: Path) -> None:
-    host = simulate.build("gb200-nvl", tmp_path / "host")
+    host = dra_simulate.build("gb200-nvl", tmp_path / "host")
     found = fabric_labels(collect(host, scan(host), InventorySettings(nvml_timeout=DEADLINE_S)), DRIVER, {})
     assert found.keys() == {f"{PREFIX}{name}" for name in ("domain", "clique", "subnet")}
     assert found[f"{PREFIX}clique"] == f"{found[f'{PREFIX}domain']}.32766"

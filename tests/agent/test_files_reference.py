@@ -20,8 +20,8 @@ PACKAGE = ROOT / "python/dra_agent"
 PAGE = ROOT / "docs/reference/files.md"
 DRIVER = "dra-agent.internal"
 ROW = re.compile(r"^\| (`.*?`) \| (\d{4})? ?\| ", re.MULTILINE)
-NOT_OF_THE_AGENT = ("simulate", "doctor", "cli", "recording.py", "user_file.py")
-"""Commands, and simulated hosts, which contain whole trees."""
+NOT_OF_THE_AGENT = ("doctor", "cli", "recording.py", "user_file.py")
+"""Commands, and recordings, which contain whole trees."""
 CONFIG = "[telemetry]\ninterval = 1\n"
 
 

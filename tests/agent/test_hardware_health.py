@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.clock import STEADY
 from dra_agent.health.monitor import Monitor
@@ -21,8 +21,8 @@ from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.nvml import client
-from dra_agent.simulate import inject
 from dra_agent.topology import LiveTopology, Topology
+from dra_simulate import inject
 from eventually import eventually
 
 DRIVER = "dra-agent.internal"
@@ -54,13 +54,13 @@ def clock() -> Clock:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    simulate.build("vm-1gpu", tmp_path / "host")
+    dra_simulate.build("vm-1gpu", tmp_path / "host")
     return tmp_path / "host"
 
 
 @pytest.fixture
 def hardware(root: Path, clock: Clock) -> Iterator[DeviceState]:
-    host = simulate.build("vm-1gpu", root)
+    host = dra_simulate.build("vm-1gpu", root)
     state = DeviceState(
         host,
         InventorySettings(nvml_timeout=LONG_TIMEOUT_S),
@@ -163,7 +163,7 @@ def test_a_setup_failure_of_an_absent_gpu_is_ignored(hardware: DeviceState) -> N
 def test_a_failing_library_taints_as_unmonitored(
     root: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, failure: str, setting: str, effect: str
 ) -> None:
-    host = simulate.build("vm-1gpu", root)
+    host = dra_simulate.build("vm-1gpu", root)
     settings = msgspec.structs.replace(SETTINGS, unmonitored=setting)
     hardware = DeviceState(
         host,
@@ -250,7 +250,7 @@ def test_no_event_and_no_scan_computes_distances(hardware: DeviceState, monkeypa
 
 def test_slices_that_are_not_needed_are_not_encoded(root: Path) -> None:
     hardware = DeviceState(
-        simulate.build("vm-1gpu", root),
+        dra_simulate.build("vm-1gpu", root),
         InventorySettings(nvml_timeout=LONG_TIMEOUT_S),
         node="node-a",
         driver=DRIVER,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import dra_simulate
 import preloaded
 from agent.conftest import AgentProcess
-from dra_agent import simulate
 from dra_agent.agent.host_ownership import ID_FILE, state_id
 from dra_agent.host import Host
 
@@ -24,7 +24,7 @@ def start_real(tmp_path: Path) -> Iterator[Callable[..., AgentProcess]]:
 
     def start(state: str, *flags: str, profile: str = "cpu-only") -> AgentProcess:
         root = tmp_path / "host"
-        host = Host(root / "sys", root / "dev") if root.exists() else simulate.build(profile, root)
+        host = Host(root / "sys", root / "dev") if root.exists() else dra_simulate.build(profile, root)
         log = tmp_path / f"log-{len(agents)}"
         command = ["run", "--standalone", "--state-dir", str(tmp_path / state)]
         command += ["--sysfs-root", str(host.sysfs), "--dev-root", str(host.dev), "--node-name", "node-a"]

@@ -21,9 +21,9 @@ from dra_agent.metrics.registry import Metrics
 from dra_agent.metrics.snapshot import ClaimGroup, DeviceTaint, MetricsSnapshot, collect
 from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
 from dra_agent.prepare.record import ClaimRecord, SetupRecord
-from dra_agent.simulate import build_machine
-from dra_agent.simulate.profiles import load_profile
 from dra_agent.topology import LiveTopology
+from dra_simulate import build_machine
+from dra_simulate.profiles import load_profile
 from inventory.pair import NAME, PAIR
 from publish.node import device
 

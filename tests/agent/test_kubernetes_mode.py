@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+import dra_simulate
 from agent.conftest import AgentProcess, ServiceManager, Start
-from dra_agent import simulate
-from dra_agent.simulate import inject
+from dra_simulate import inject
 from eventually import eventually, eventually_async
 from fake_apiserver.fake import FakeApi
 from kubelet_plugin.fake_kubelet import Driver, FakeKubelet
@@ -185,7 +185,7 @@ def test_the_kubelet_gets_responses_while_the_nvidia_library_hangs(
 ) -> None:
     host = state / "simulated" / "vm-1gpu"
     state.mkdir()
-    simulate.build("vm-1gpu", host)
+    dra_simulate.build("vm-1gpu", host)
     inject.hang(host, None)
     config = tmp_path / "config.toml"
     config.write_text("[inventory]\nnvml_timeout = 600\n")

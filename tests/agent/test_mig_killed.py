@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 import pytest
 
+import dra_simulate
 import preloaded
-from dra_agent import simulate
-from dra_agent.simulate import inject, mig, nvml
+from dra_simulate import inject, mig, nvml
 from eventually import eventually
 
 from .conftest import AgentProcess, Start
@@ -83,7 +83,7 @@ class Node:
 
     def __init__(self, start: Start, state: Path, folder: Path) -> None:
         self.host = state / "simulated" / "h100-pcie"
-        simulate.build("h100-pcie", self.host)
+        dra_simulate.build("h100-pcie", self.host)
         self.uuid = next(gpu.uuid for gpu in nvml.read(self.host / "lib").devices if gpu.pci.address == ADDRESS)
         self._start, self._state, self._folder = start, state, folder
         self._config = folder / "mig.toml"

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+import dra_simulate
 from agent.conftest import AgentProcess, Start
 from agent.test_kubernetes_mode import kubernetes, prepare
-from dra_agent import simulate
 from dra_agent.cli.main import main
-from dra_agent.simulate import inject, nvml
+from dra_simulate import inject, nvml
 from eventually import eventually_async
 from fake_apiserver.fake import FakeApi
 from kubelet_plugin.fake_kubelet import FakeKubelet
@@ -39,7 +39,7 @@ CGROUP = "kubepods.slice/cri-1.scope"
 def root(state: Path) -> Path:
     """The simulated host of the agent, with a cgroup hierarchy and a process in the cgroup of a container."""
     root = state / "simulated/hgx-h200"
-    simulate.build("hgx-h200", root)
+    dra_simulate.build("hgx-h200", root)
     (root / "sys/fs/cgroup" / CGROUP).mkdir(parents=True)
     (root / "sys/fs/cgroup/cgroup.controllers").write_text("cpu memory\n")
     (root / "containers/41").mkdir(parents=True)
@@ -196,7 +196,7 @@ def test_the_kernel_limits_an_amd_gpu(
     start: Start, state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = state / "simulated/mi300x"
-    host = simulate.build("mi300x", root)
+    host = dra_simulate.build("mi300x", root)
     tree = root / "sys/fs/cgroup"
     container = tree / CGROUP
     container.mkdir(parents=True)

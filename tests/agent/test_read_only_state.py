@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import dra_simulate
 from agent.conftest import AgentProcess
 from agent.test_kubernetes_mode import allocate, prepare, registered, unprepare
-from dra_agent import simulate
 from eventually import eventually
 from fake_apiserver.fake import FakeApi
 
@@ -64,7 +64,7 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
         pytest.skip("only root can mount a file system read-only")
     if subprocess.run(["unshare", "-m", "mount", "--bind", tmp_path, tmp_path], capture_output=True).returncode:
         pytest.skip("mounting is not permitted here")
-    host = simulate.build("mi300x", tmp_path / "host")
+    host = dra_simulate.build("mi300x", tmp_path / "host")
     agents_ = Agents(tmp_path, ["--sysfs-root", str(host.sysfs), "--dev-root", str(host.dev), "--node-name", "node-a"])
     agents_.flags += ["--cdi-dir", str(tmp_path / "cdi"), "--run-dir", str(tmp_path / "run")]
     agents_.flags += ["--metrics-address", "127.0.0.1:0"]

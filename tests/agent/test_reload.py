@@ -23,7 +23,7 @@ from dra_agent.agent.reload import merged
 from dra_agent.errors import UsageError
 from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.settings import AttributeRule, InventorySettings
-from dra_agent.simulate import build
+from dra_simulate import build
 from eventually import eventually
 
 NO_NICS = '[inventory]\nexclude = [\'device.attributes["dra-agent.internal"].type == "nic"\']\n'

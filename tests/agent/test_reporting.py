@@ -60,11 +60,11 @@ def call(kubelet_dir: Path, method: str, *claims: tuple[str, str, str]) -> dict[
 
 
 def gpu(tmp_path: Path) -> str:
-    from dra_agent import simulate
+    import dra_simulate
     from dra_agent.inventory.collector import collect
     from dra_agent.topology import scan
 
-    host = simulate.build("vm-1gpu", tmp_path / "looked-at")
+    host = dra_simulate.build("vm-1gpu", tmp_path / "looked-at")
     return next(device.name for device in collect(host, scan(host)).devices if device.family == "gpu")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import preloaded
-from dra_agent.simulate import inject
+from dra_simulate import inject
 from eventually import eventually
 
 from .conftest import Start

@@ -18,7 +18,7 @@ from agent import call_recorder
 from agent.call_recorder import Calls
 from agent.conftest import Start
 from agent.test_kubernetes_mode import allocate, prepare, registered, unprepare
-from dra_agent.simulate import inject
+from dra_simulate import inject
 from eventually import DEADLINE_S, eventually
 from fake_apiserver.fake import FakeApi
 from reclaim.agent_process import CLASS, claim

@@ -112,14 +112,6 @@ def an_obsolete_pool_is_not_counted_to_all() -> Json:
 
 
 @case
-def compatibility_groups_make_a_pool_incomplete() -> Json:
-    grouped = counted("g", 1)
-    grouped["consumesCounters"][0]["compatibilityGroups"] = ["x"]
-    slices = [slice_of(counted("a", 1), count=3), slice_of(grouped, name="s1", count=3), card(2, 3)]
-    return make_query(slices, [claim(make_request())])
-
-
-@case
 def what_other_nodes_hold_consumes_counters() -> Json:
     slices = [
         slice_of(counted("a", 1), count=3),

@@ -248,8 +248,6 @@ class PoolGenerator:
             consumption.append({"counterSet": "absent", "counters": {"slots": {"value": "1"}}})
         if self.chance(0.02):
             consumption.append(dict(consumption[0]))
-        if self.mistake(0.01):
-            consumption[0]["compatibilityGroups"] = ["g"]
         return consumption
 
 

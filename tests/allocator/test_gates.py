@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 
 from allocator import oracle
-from allocator.cases import NODE, allocated_claim, claim, device, make_request
+from allocator.cases import NODE, claim, device, make_query, make_request, slice_of
 from allocator.gated import gated_scenario
 from allocator.gated_cases import (
     GATED_CASES,
     LISTS,
     OPERATIONS,
-    card,
     declaring,
-    grouped,
     on_rails,
     rails,
     reserved,
@@ -73,8 +71,6 @@ def devices_of(answer: Any) -> list[str]:
         ("a list leads back to the values before", ["a", "c", "d"], []),
         ("a single value is compared as a list of one", ["a", "b"], []),
         ("distinct lists have no value in common", ["a", "c"], []),
-        ("groups lead back to an earlier request", ["b", "c", "d"], []),
-        ("devices of other nodes count for groups", ["b"], []),
         ("skipped operations are copied", ["a"], ["a"]),
         ("skipped operations need a node that declares them", ["b"], ["a"]),
     ],
@@ -95,46 +91,39 @@ def test_an_explanation_never_contradicts_the_allocation() -> None:
             assert contradicted == [], line["name"]
 
 
-# Compatibility groups.
+# Compatibility groups, which are not evaluated.
+
+
+@pytest.mark.parametrize("mode", [{}, {"allocationMode": "All"}], ids=["one", "all"])
+def test_a_pool_with_compatibility_groups_is_not_evaluated(mode: Json) -> None:
+    used = [{"counterSet": "card", "counters": {"slots": {"value": "1"}}}]
+    grouped = device("b", consumesCounters=[{**used[0], "compatibilityGroups": ["mig"]}])
+    counters = [{"name": "card", "counters": {"slots": {"value": "8"}}}]
+    slices = [
+        slice_of(device("a", consumesCounters=used), name="s0", count=3),
+        slice_of(grouped, name="s1", count=3),
+        slice_of(name="s2", count=3, sharedCounters=counters),
+    ]
+    reason = "is not evaluated: it has compatibilityGroups (DRADeviceCompatibilityGroups)"
+    asked = [claim(make_request(**mode))]
+    query = make_query(slices, asked)
+    error = allocate(**query)["error"]
+    assert error is not None and reason in error
+    explanation = explain(**query)
+    assert not explanation["fits"] and explanation["pools"][0]["problem"] == f"the pool {reason}"
+    sweep = cluster_of(**query).fits(asked)
+    assert reason in sweep.errors[NODE] and not sweep.reasons
+    counted = cluster_of(**query).capacity(asked)
+    assert (counted.total, counted.total_is_partial) == (0, True)
+    assert counted.nodes[0].causes == ["not_evaluated"] and reason in counted.nodes[0].reason
+    without = make_query([*slices, slice_of(device("c"), pool="other", name="s3")], [claim(make_request())])
+    assert devices_of(allocate(**without)) == ["c"], "other pools are evaluated"
 
 
 def rejections_of(explanation: Json, name: str) -> list[Json]:
     reports = {report["device"]: report for report in explanation["claims"][0]["requests"][0]["devices"]}
     found: list[Json] = reports[name]["rejections"]
     return found
-
-
-def test_explanations_name_groups_that_do_not_fit() -> None:
-    explanation = explain(**card(grouped("held", "mig"), grouped("a", "vgpu", "mps"), grouped("b"), held=("held",)))
-    (of_groups,) = rejections_of(explanation, "a")
-    assert of_groups == {
-        "kind": "compatibility_groups",
-        "set": "card",
-        "groups": ["vgpu", "mps"],
-        "consumers": [{"device": "held", "claim": "default/h-held"}],
-        "message": "it has compatibility groups vgpu, mps, but devices with group mig use counter set card, "
-        "held is held by claim default/h-held",
-    }
-    (without,) = rejections_of(explanation, "b")
-    assert without["message"].startswith("it has no compatibility group, but devices with group mig use")
-    assert explanation["claims"][0]["summary"] == (
-        "request main: 3 of 3 devices match; 2 are not compatible with the devices that use counter set card, "
-        "1 is held by claim default/h-held"
-    )
-
-
-def test_a_cluster_names_groups_as_the_cause() -> None:
-    query = card(grouped("held", "mig"), grouped("a", "vgpu"), held=("held",))
-    found = cluster_of(**query).capacity(query["claims"])
-    (entry,) = found.nodes
-    assert (entry.copies, entry.causes) == (0, ["in_use", "compatibility_groups"])
-    assert "1 of other compatibility groups than devices in use" in entry.reason
-
-
-def test_copies_are_counted_with_their_groups() -> None:
-    query = card(grouped("a", "mig"), grouped("b", "vgpu"), grouped("c", "mig", "vgpu"), grouped("d", "mig"))
-    found = cluster_of(**query).capacity(query["claims"])
-    assert found.total == 3, "b is not compatible with the others"
 
 
 # Lists.
@@ -215,12 +204,3 @@ def test_a_cluster_names_operations_as_the_cause() -> None:
 def test_an_unknown_gate_is_refused() -> None:
     with pytest.raises(PermanentError, match="DRADerivedAttributes"):
         Cluster(gates=["DRADerivedAttributes"])
-
-
-def test_a_held_claim_keeps_its_groups_until_it_is_released() -> None:
-    query = card(grouped("a", "mig"), grouped("b", "vgpu"))
-    cluster = cluster_of(**query)
-    cluster.hold([allocated_claim("h", {"device": "a"})])
-    assert devices_of(cluster.allocate(NODE, query["claims"])) == []
-    cluster.release([allocated_claim("h", {"device": "a"})])
-    assert devices_of(cluster.allocate(NODE, query["claims"])) == ["a"]

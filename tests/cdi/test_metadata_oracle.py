@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.cdi.metadata import ClaimMetadata, MetadataDirectory, RequestMetadata
 from dra_agent.claim import ClaimRef
 from dra_agent.inventory.collector import collect
@@ -39,9 +39,9 @@ def describe(directory: MetadataDirectory, uid: str, devices: list[Device], pod_
     return directory.file(uid, "gpu")
 
 
-@pytest.mark.parametrize("profile", simulate.profiles())
+@pytest.mark.parametrize("profile", dra_simulate.profiles())
 def test_upstream_reads_the_metadata_of_every_device(upstream: Path, profile: str, tmp_path: Path) -> None:
-    host = simulate.build(profile, tmp_path / "root")
+    host = dra_simulate.build(profile, tmp_path / "root")
     devices = list(collect(host, scan(host)).devices)
     directory = MetadataDirectory(tmp_path / "metadata", DRIVER)
     files = [describe(directory, f"uid-{device.name}", [device]) for device in devices]

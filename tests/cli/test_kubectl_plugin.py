@@ -16,8 +16,8 @@ import pytest
 
 from allocator.cases import claim, device, make_request, model, slice_of
 from dra_agent import revision
-from dra_agent.cli.kubectl_plugin import build_parser, main
 from dra_agent.cli.parser import leaves
+from dra_cluster.cli.kubectl_plugin import build_parser, main
 from eventually import DEADLINE_S
 from fake_apiserver.fake import FakeApi
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import dra_simulate
 from cli.manifests import CLASS, claim, write
-from dra_agent import simulate
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -18,7 +18,7 @@ Command = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def host(tmp_path: Path) -> tuple[str, ...]:
     """The flags of a simulated host with one GPU."""
-    built = simulate.build("vm-1gpu", tmp_path / "host")
+    built = dra_simulate.build("vm-1gpu", tmp_path / "host")
     return "--sysfs-root", str(built.sysfs), "--dev-root", str(built.dev)
 
 

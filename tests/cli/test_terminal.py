@@ -23,7 +23,7 @@ from dra_agent.agent import signals
 from dra_agent.agent.logs import JsonFormatter, TextFormatter
 from dra_agent.cli.main import main
 from dra_agent.cli.output import emit
-from dra_agent.cli.parser import COMMANDS
+from dra_agent.cli.parser import COMMANDS, command_module
 from dra_agent.cli.table import table
 from dra_agent.cli.terminal import console, progress
 from dra_agent.errors import AgentError, PermanentError, UsageError
@@ -61,7 +61,7 @@ def test_unprintable_characters_are_escaped() -> None:
 def test_no_command_prints_control_characters(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = importlib.import_module(f"dra_agent.cli.{command}")
+    module = command_module(command)
 
     def run(args: argparse.Namespace) -> int:
         print(HOSTILE)
@@ -256,7 +256,10 @@ def test_escape_sequences_in_a_claim_are_escaped_by_every_command(tmp_path: Path
 
 def test_all_output_goes_through_the_terminal_module() -> None:
     terminal_module = ROOT / "python/dra_agent/cli/terminal.py"
-    for path in sorted((ROOT / "python/dra_agent/cli").glob("*.py")):
+    commands = [
+        path for package in ("dra_agent", "dra_cluster") for path in (ROOT / "python" / package / "cli").glob("*.py")
+    ]
+    for path in sorted([*commands, ROOT / "python/dra_simulate/command.py"]):
         if path == terminal_module:
             continue
         for node in ast.walk(ast.parse(path.read_text())):

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
+import dra_simulate
 from cli.manifests import CLASS, claim, write
-from dra_agent import simulate
 from dra_agent.cli.main import main
-from dra_agent.simulate import inject
 from dra_agent.standalone.protocol import Client, Delete, Get
+from dra_simulate import inject
 from eventually import DEADLINE_S
 from standalone.service_thread import ServiceThread
 
@@ -117,7 +117,7 @@ def test_every_device_and_slice_that_changes_is_a_document(
     kinds: set[str | None],
 ) -> None:
     root = tmp_path / "host"
-    host = simulate.build("vm-1gpu", root)
+    host = dra_simulate.build("vm-1gpu", root)
     between_polls(lambda: inject.unplug(root, "0000:00:04.0"), lambda: inject.replug(root, "0000:00:04.0"))
     roots = ("--sysfs-root", str(host.sysfs), "--dev-root", str(host.dev))
     assert main([*words, "--watch", "-o", output, *roots]) == 130

@@ -1,8 +1,7 @@
-"""Compatibility groups (KEP-5963, alpha in Kubernetes 1.37): `explain` and `capacity` decide as a real kube-scheduler.
+"""Compatibility groups (KEP-5963, alpha in Kubernetes 1.37): `explain` and `capacity` do not evaluate such a pool.
 
-The agent publishes no groups: these slices are written by hand, for a Node without a kubelet. Each scenario runs on a
-control plane with the gate on, and on one with the default, where it is off; and one scenario with the gate off in
-kube-scheduler only.
+The agent publishes no groups: these slices are written by hand, for a Node without a kubelet. The scenario runs on a
+control plane with the gate on, and on one with the default, where it is off.
 """
 
 from __future__ import annotations
@@ -34,20 +33,6 @@ def session_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A control plane for each state of the gate, which is set when a process starts."""
     with running(nodes=(), gates={GATE: True} if request.param else {}) as cluster:
         yield cluster
-
-
-@pytest.fixture
-def scheduler_without_gate(cluster: Cluster) -> Iterator[None]:
-    """Restart the scheduler with the default gates, and at the end with those of the cluster."""
-    scheduler = cluster.control_plane.scheduler
-    given = list(scheduler.command)
-    scheduler.kill()
-    scheduler.command = [flag for flag in given if not flag.startswith("--feature-gates=")]
-    scheduler.start()
-    yield
-    scheduler.kill()
-    scheduler.command = given
-    scheduler.start()
 
 
 @pytest.fixture
@@ -139,7 +124,7 @@ def device_of(namespace: Namespace, claim: str) -> str:
     return str(result["device"])
 
 
-def test_explain_and_capacity_decide_about_groups_as_the_scheduler(
+def test_a_pool_with_groups_is_allocated_and_not_evaluated(
     cluster: Cluster,
     namespace: Namespace,
     has_gate: bool,
@@ -153,8 +138,11 @@ def test_explain_and_capacity_decide_about_groups_as_the_scheduler(
         [True, True, True, False, True] if has_gate else [False] * 5
     )
     total, answer = predicted(cluster, namespace, agent_command, tmp_path)
-    assert total == (3 if has_gate else 5), answer
-    assert any(GATE in note for note in answer["notes"]) is has_gate
+    if has_gate:
+        assert (answer["fits"], total, answer["total_is_partial"]) == (None, 0, True)
+        assert {cause for row in answer["nodes"] for cause in row["causes"]} == {"not_evaluated"}
+    else:
+        assert total == 5, answer
     for device in "ace" if has_gate else "abcde":
         use(namespace, f"user-{device}")
         assert device_of(namespace, f"user-{device}") == device
@@ -162,45 +150,5 @@ def test_explain_and_capacity_decide_about_groups_as_the_scheduler(
     namespace.wait_for_scheduling_failure("waiter", NO_DEVICES)
     refusal = explain("claim/waiter")
     assert not refusal["fits"]
-    assert ("are not compatible with the devices that use counter set card" in json.dumps(refusal)) is has_gate
-    assert predicted(cluster, namespace, agent_command, tmp_path)[0] == 0
-
-
-def test_a_device_of_another_group_waits_until_the_last_one_is_released(
-    cluster: Cluster, namespace: Namespace, has_gate: bool, card: None, explain: Explain
-) -> None:
-    for device in "ab":
-        use(namespace, device, f'device.attributes["{CARDS}"].name == "{device}"')
-        if device == "a" or not has_gate:
-            assert device_of(namespace, device) == device
-    if has_gate:
-        namespace.wait_for_scheduling_failure("b", NO_DEVICES)
-        refusal = explain("claim/b")
-        assert not refusal["fits"] and "devices with group mig use counter set card" in json.dumps(refusal)
-    namespace.delete_pod("a", grace=0)
-    cluster.api.wait(lambda: not namespace.results("a"), "the claim of the first pod is released")
-    assert device_of(namespace, "b") == "b"
-
-
-def test_a_scheduler_without_the_gate_ignores_the_pool_and_explain_shows_both(
-    cluster: Cluster,
-    namespace: Namespace,
-    has_gate: bool,
-    scheduler_without_gate: None,
-    card: None,
-    explain: Explain,
-    agent_command: Command,
-    tmp_path: Path,
-) -> None:
-    """`explain` and `capacity` assume that the scheduler has the gates of the API server, and state it."""
-    if not has_gate:
-        use(namespace, "user")
-        assert device_of(namespace, "user") == "a", "the slices have no groups"
-        return
-    use(namespace, "waiter")
-    message = namespace.wait_for_scheduling_failure("waiter", NO_DEVICES)
-    answer = explain("claim/waiter")
-    assert answer["fits"] and any(GATE in note for note in answer["notes"]), answer["summary"]
-    assert answer["pods"][0]["scheduler"] == message
-    total, counted = predicted(cluster, namespace, agent_command, tmp_path)
-    assert total == 3 and any(GATE in note for note in counted["notes"]), counted
+    assert (f"is not evaluated: it has compatibilityGroups ({GATE})" in refusal["summary"]) is has_gate
+    assert refusal["unexamined"] == ([NODE] if has_gate else [])

@@ -14,7 +14,7 @@ from cluster.kube.agent import Agent
 from cluster.kube.api import CLASSES
 from cluster.kube.cluster import Cluster
 from cluster.kube.workload import Namespace, opaque, request
-from dra_agent.simulate.nvidia_smi import time_slices
+from dra_simulate.nvidia_smi import time_slices
 
 HARDWARE = {"node-a": "l40s", "node-b": "l40s"}
 DRIVER = "dra-agent.internal"

@@ -12,7 +12,7 @@ from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import Object
 from cluster.kube.cluster import Cluster
 from cluster.kube.workload import Namespace, request
-from dra_agent.simulate import profiles
+from dra_simulate import profiles
 
 ATTRIBUTES = f'device.attributes["{DRIVER}"]'
 CLASS = "any-device-of-a-profile"

@@ -248,7 +248,7 @@ def test_claims_are_listed_for_all_nodes_and_for_one(
     (row,) = json.loads(agent_command("claims", *state, *kubeconfig, "-o", "json").stdout)
     assert row["claim"] == "on-node-a" and row["used_by"] == ["pod user-node-a"]
     assert row["device"] == namespace.results("on-node-a")[0]["device"]
-    plugin = "import sys; from dra_agent.cli.kubectl_plugin import main; sys.exit(main())"
+    plugin = "import sys; from dra_cluster.cli.kubectl_plugin import main; sys.exit(main())"
     outputs = {}
     for words in (("claims", "-n", namespace.name, "-o", "json"), ("topology", "node-a"), ("reclaim", "status")):
         command = [sys.executable, "-c", plugin, *words, *kubeconfig]

@@ -14,7 +14,7 @@ from cluster.kube.cluster import Cluster
 from cluster.kube.process import until
 from cluster.kube.workload import Namespace, match, request
 from cluster.test_permissions import kinds_of_tokens, refusal
-from dra_agent.simulate import nvml
+from dra_simulate import nvml
 
 from .conftest import StartAgent
 

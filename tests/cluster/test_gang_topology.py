@@ -80,8 +80,11 @@ def test_a_gang_runs_in_one_clique_or_waits(
     wait_for_refusal(far, "0/2 placements are available")
     assert not far.nodes()
     answer = explain("podgroup/far")
-    assert (answer["fits"], answer["placed"], answer["needed"]) == (False, 2, 3), answer["summary"]
-    assert CLIQUE in answer["summary"], answer["summary"]
+    assert (answer["fits"], answer["placed"], answer["needed"]) == (True, 3, 3), "six GPUs are free"
+    (quote,) = answer["quotes"]
+    assert quote["not_evaluated"] == f"{GATE}: nodes with the same value of label {CLIQUE}"
+    refused = [one["message"] for one in quote["conditions"] if one["status"] == "False"]
+    assert refused == [far.condition()["message"]]
 
     near = Gang(namespace, "near", 2, "pair", minimum=2, topology=CLIQUE)
     near.wait_for("True")
@@ -94,26 +97,8 @@ def test_a_gang_runs_in_one_clique_or_waits(
     far.wait_for("True")
     namespace.running(*far.pods)
     assert Counter(far.nodes().values()) == everywhere
-    assert explain("podgroup/far")["fits"]
-
-
-def test_a_gang_is_placed_where_it_is_explained(
-    cluster: Cluster, apart: None, namespace: Namespace, has_gate: bool, explain: Explain
-) -> None:
-    """The clique of node-a has three free GPUs, so only that of node-b has room for two pods with two GPUs each."""
-    namespace.template("one", request("gpu", "gpu"))
-    namespace.template("pair", request("gpus", "gpu", count=2))
-    namespace.pod("other", template="one", node="node-a")
-    namespace.running("other")
-    cluster.control_plane.scheduler.kill()
-    gang = Gang(namespace, "ring", 2, "pair", minimum=2, topology=CLIQUE)
-    answer = explain("podgroup/ring")
-    assert (answer["fits"], answer["placed"]) == (True, 2), answer["summary"]
-    cluster.control_plane.scheduler.start()
-    gang.wait_for("True")
-    namespace.running(*gang.pods)
-    if has_gate:
-        assert Counter(gang.nodes().values()) == answer["kinds"][0]["nodes"] == {"node-b": 2}
+    (quote,) = explain("podgroup/far")["quotes"]
+    assert [one["status"] for one in quote["conditions"] if one["type"] == "PodGroupInitiallyScheduled"] == ["True"]
 
 
 def test_a_claim_of_the_group_is_allocated_in_its_clique(apart: None, namespace: Namespace) -> None:
@@ -131,14 +116,12 @@ def test_a_claim_of_the_group_is_allocated_in_its_clique(apart: None, namespace:
 
 
 def test_a_gang_waits_for_nodes_with_the_label(
-    cluster: Cluster, trays: dict[str, Agent], namespace: Namespace, has_gate: bool, explain: Explain
+    cluster: Cluster, trays: dict[str, Agent], namespace: Namespace, has_gate: bool
 ) -> None:
     namespace.template("one", request("gpu", "gpu"))
     gang = Gang(namespace, "ring", 2, "one", minimum=2, topology=RACK)
     if has_gate:
         wait_for_refusal(gang, "no feasible placements found")
-        answer = explain("podgroup/ring")
-        assert not answer["fits"] and f"no value of label {RACK}" in answer["summary"], answer["summary"]
         assert not gang.nodes()
     try:
         cluster.api.patch(NODES, "node-b", {"metadata": {"labels": {RACK: "r1"}}})

@@ -18,7 +18,7 @@ from cluster.kube.hangable_machine import HangableMachine, hangable_machine
 from cluster.kube.process import until
 from cluster.kube.workload import Namespace, request
 from cluster.test_passthrough import passthrough, vfio_bindings
-from dra_agent.simulate import inject
+from dra_simulate import inject
 
 PROFILE = "l40s"
 HUNG_GPU, OTHER_GPUS = "0000:41:00.0", ("0000:01:00.0", "0000:81:00.0", "0000:c1:00.0")

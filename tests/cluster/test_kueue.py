@@ -1,4 +1,4 @@
-"""`dra-agent explain workload/NAME` and a real Kueue: who waits for quota and why, and what is admitted."""
+"""Quota and preemption by a real Kueue, and `dra-agent explain`, which quotes what Kueue recorded about a Job."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from cluster.conftest import Explain, apply_classes
 from cluster.kube import prerequisites
 from cluster.kube.agent import DRIVER, Agent
-from cluster.kube.api import JOBS, NAMESPACES, NODES, PODS, Kind, Object
+from cluster.kube.api import JOBS, NODES, PODS, Kind, Object
 from cluster.kube.cluster import Cluster, running
 from cluster.kube.kueue import Kueue
-from cluster.kube.workload import Namespace, container, first_available, pod_spec, request
+from cluster.kube.workload import Namespace, container, pod_spec, request
 
 API = "kueue.x-k8s.io/v1beta2"
 FLAVORS = Kind(API, "resourceflavors", namespaced=False)
@@ -70,12 +70,6 @@ def kueue_log(kueue: Kueue, request: pytest.FixtureRequest) -> Iterator[None]:
     print(kueue.process.tail(40))
 
 
-@pytest.fixture
-def explain(namespace: Namespace, explain: Explain) -> Explain:
-    """Explain the Workload of a Job of the namespace."""
-    return lambda job: explain(f"workload/{workload_of(namespace, job)['metadata']['name']}")
-
-
 class Queues:
     """Queues of one namespace: of each ClusterQueue and its LocalQueue of the same name."""
 
@@ -91,11 +85,10 @@ class Queues:
         resource: str = RESOURCE,
         cohort: str = "",
         preemption: Object | None = None,
-        **limits: int,
     ) -> str:
         """Create them; return the name of the ClusterQueue."""
         api, cluster_queue = self._namespace.api, f"{self._namespace.name}-{name}"
-        quota = {"name": resource, "nominalQuota": nominal, **limits}
+        quota = {"name": resource, "nominalQuota": nominal}
         group = {"coveredResources": [resource], "flavors": [{"name": FLAVOR, "resources": [quota]}]}
         spec: Object = {
             "namespaceSelector": {},
@@ -209,71 +202,49 @@ def running_pods(namespace: Namespace, job: str, count: int) -> list[Object]:
     return found
 
 
-def test_a_workload_waits_for_quota_and_is_then_admitted(
+def quoted(namespace: Namespace, job: str, answer: Object) -> dict[str, tuple[str, str, str]]:
+    """Return the quoted status, reason and message of each condition of a Job, which are those that Kueue recorded."""
+    (quote,) = answer["quotes"]
+    assert quote["name"] == workload_of(namespace, job)["metadata"]["name"] and quote["missing"] is None
+    assert quote["not_evaluated"] == "Kueue's quota, flavors and topology"
+    return {one["type"]: (one["status"], one["reason"], one["message"]) for one in quote["conditions"]}
+
+
+def recorded(namespace: Namespace, job: str) -> dict[str, tuple[str, str, str]]:
+    listed = workload_of(namespace, job)["status"]["conditions"]
+    return {one["type"]: (one["status"], one["reason"], one["message"]) for one in listed}
+
+
+def test_a_job_waits_for_quota_and_is_then_admitted(
     agents: dict[str, Agent], namespace: Namespace, queues: Queues, explain: Explain
 ) -> None:
-    queue = queues.add("gpus", 3)
+    queues.add("gpus", 3)
     namespace.template("gpu", request("gpu", "gpu"))
     submit(namespace, "first", 2)
     wait_until_admitted(namespace, "first")
-    assert {pod["spec"]["nodeName"] for pod in running_pods(namespace, "first", 2)} == {"node-a"}
-    answer = explain("first")
-    assert (answer["fits"], answer["running"], answer["admission"]["state"]) == (True, 2, "admitted")
-    assert answer["admission"]["flavors"] == [{"name": FLAVOR, "node_labels": {LABEL: FLAVOR}}]
+    pods = running_pods(namespace, "first", 2)
+    assert {pod["spec"]["nodeName"] for pod in pods} == {"node-a"}
+    answer = explain("job/first")
+    assert (answer["fits"], answer["running"]) == (True, 2)
+    assert quoted(namespace, "first", answer)["Admitted"][0] == "True"
+    of_pod = explain(f"pod/{pods[0]['metadata']['name']}")
+    assert quoted(namespace, "first", of_pod)["Admitted"][0] == "True"
 
     submit(namespace, "second", 2)
     refusal = wait_for_refusal(namespace, "second", f"insufficient unused quota for {RESOURCE} in flavor {FLAVOR}")
-    answer = explain("second")
-    assert not answer["fits"] and answer["admission"]["state"] == "waits"
-    reason = f"ClusterQueue {queue}: {RESOURCE} in flavor {FLAVOR}: 2 needed, 2 of 3 used, 0 borrowable"
-    assert answer["summary"].startswith(f"waits for quota, not for devices: {reason}; devices: all 2 pods can be")
-    (row,) = answer["admission"]["quotas"]
-    assert row["result"] == "1 more needed" and row["result"] in refusal
-    assert {placement["node"] for placement in answer["placements"]} == {"node-a"}
-    assert any(refusal in note for note in answer["notes"])
-
-    submit(namespace, "third", 4)
-    refusal = wait_for_refusal(namespace, "third", "maximum capacity (3)")
-    answer = explain("third")
-    assert not answer["fits"] and answer["admission"]["quotas"][0]["result"] == "never: at most 3"
+    for asked in ("job/second", f"workload/{workload_of(namespace, 'second')['metadata']['name']}"):
+        answer = explain(asked)
+        assert not answer["fits"]
+        assert answer["summary"].startswith("is not admitted by Kueue; devices: all 2 pods can be placed")
+        status, _, message = quoted(namespace, "second", answer)["QuotaReserved"]
+        assert (status, message) == ("False", refusal)
 
     namespace.api.call("DELETE", JOBS.path(namespace.name, "first", None), BACKGROUND)
     wait_until_admitted(namespace, "second")
     running_pods(namespace, "second", 2)
-    answer = explain("second")
-    assert (answer["fits"], answer["running"], answer["admission"]["state"]) == (True, 2, "admitted")
-
-
-def test_quota_of_a_cohort_is_borrowed(
-    agents: dict[str, Agent], namespace: Namespace, queues: Queues, explain: Explain
-) -> None:
-    cohort = f"cohort-{namespace.name}"
-    queues.add("lends", 4, cohort=cohort, lendingLimit=3)
-    queue = queues.add("borrows", 1, cohort=cohort, borrowingLimit=2)
-    namespace.template("gpu", request("gpu", "gpu"))
-    submit(namespace, "inside", 2, queue="borrows")
-    wait_until_admitted(namespace, "inside")
-    answer = explain("inside")
-    assert answer["fits"] and answer["admission"]["cohort"] == cohort
-
-    submit(namespace, "more", 2, queue="borrows")
-    refusal = wait_for_refusal(namespace, "more", "insufficient unused quota")
-    answer = explain("more")
-    assert (
-        f"ClusterQueue {queue}: {RESOURCE} in flavor {FLAVOR}: 2 needed, 2 of 1 used, 1 borrowable" in answer["summary"]
-    )
-    (row,) = answer["admission"]["quotas"]
-    assert row["result"] == "1 more needed" and row["result"] in refusal
-
-    # The owner takes its quota back as far as it is not borrowed: 4 and 1 are there, 2 are used.
-    submit(namespace, "owner", 4, queue="lends")
-    refusal = wait_for_refusal(namespace, "owner", "insufficient unused quota")
-    answer = explain("owner")
-    (row,) = answer["admission"]["quotas"]
-    assert row["result"] == "1 more needed" and row["result"] in refusal
-    submit(namespace, "most", 3, queue="lends")
-    wait_until_admitted(namespace, "most")
-    assert explain("most")["admission"]["state"] == "admitted"
+    answer = explain("job/second")
+    assert (answer["fits"], answer["running"]) == (True, 2)
+    assert quoted(namespace, "second", answer)["QuotaReserved"][0] == "True"
 
 
 @pytest.fixture
@@ -317,9 +288,10 @@ def test_a_gang_of_higher_priority_preempts_a_whole_gang(
     wait_until_preempted(namespace, "first")
     wait_until_admitted(namespace, "urgent")
     running_pods(namespace, "urgent", 2)
-    answer = explain("first")
-    assert not answer["fits"] and answer["admission"]["state"] == "waits"
-    assert "2 needed, 2 of 3 used" in answer["summary"]
+    answer = explain("job/first")
+    assert not answer["fits"]
+    assert quoted(namespace, "first", answer)["Evicted"][:2] == ("True", "Preempted")
+    assert quoted(namespace, "first", answer) == recorded(namespace, "first")
 
     namespace.api.call("DELETE", JOBS.path(namespace.name, "urgent", None), BACKGROUND)
     wait_until_admitted(namespace, "first")
@@ -335,12 +307,12 @@ def test_a_job_that_takes_leftovers_returns_them(
     namespace.template("gpu", request("gpu", "gpu"))
     submit(namespace, "batch", 3, queue="leftovers")
     running_pods(namespace, "batch", 3)
-    assert explain("batch")["fits"]
+    assert explain("job/batch")["fits"]
 
     submit(namespace, "server", 2, queue="serving")
     wait_until_preempted(namespace, "batch")
     running_pods(namespace, "server", 2)
-    assert not explain("batch")["fits"]
+    assert not explain("job/batch")["fits"]
 
     submit(namespace, "small", 2, queue="leftovers")
     running_pods(namespace, "small", 2)
@@ -364,54 +336,12 @@ def test_quota_counts_the_memory_of_partitions(
 
     # Kueue updates the status of the queue some time after the admission.
     namespace.api.wait(lambda: reserved() == "79Gi", "80,896 MiB are reserved")
-    assert explain("halves")["fits"]
+    assert explain("job/halves")["fits"]
 
     submit(namespace, "small", 1, template="smallest")
-    wait_for_refusal(namespace, "small", f"insufficient unused quota for {MEMORY} in flavor {FLAVOR}")
-    answer = explain("small")
-    assert not answer["fits"]
-    assert f"{MEMORY} in flavor {FLAVOR}: 9984Mi needed, 79Gi of 90000Mi used" in answer["summary"]
+    refusal = wait_for_refusal(namespace, "small", f"insufficient unused quota for {MEMORY} in flavor {FLAVOR}")
+    answer = explain("job/small")
+    assert not answer["fits"] and quoted(namespace, "small", answer)["QuotaReserved"][2] == refusal
     namespace.api.call("DELETE", JOBS.path(namespace.name, "halves", None), BACKGROUND)
     wait_until_admitted(namespace, "small")
     running_pods(namespace, "small", 1)
-
-
-@pytest.mark.parametrize(
-    ("requested", "by_kueue", "by_explain"),
-    [
-        (request("nic", "nic"), "DeviceClass nic is not mapped", "DeviceClass nic is in no deviceClassMappings"),
-        (
-            first_available("gpu", request("one", "gpu"), request("other", "gpu")),
-            "FirstAvailable device selection is not supported",
-            "Kueue 0.19 admits no pods with firstAvailable, which request gpu has",
-        ),
-        (
-            request("gpu", "gpu", allocationMode="All"),
-            "AllocationMode 'All' is not supported",
-            "Kueue 0.19 admits no pods with allocationMode All, which request gpu has",
-        ),
-        (
-            request("gpu", "gpu", adminAccess=True),
-            "AdminAccess is not supported",
-            "Kueue 0.19 admits no pods with adminAccess, which request gpu has",
-        ),
-    ],
-)
-def test_requests_that_kueue_does_not_admit(
-    agents: dict[str, Agent],
-    namespace: Namespace,
-    queues: Queues,
-    explain: Explain,
-    requested: Object,
-    by_kueue: str,
-    by_explain: str,
-) -> None:
-    queues.add("gpus", 8)
-    labels = {"resource.kubernetes.io/admin-access": "true"}
-    namespace.api.patch(NAMESPACES, namespace.name, {"metadata": {"labels": labels}})
-    namespace.template("gpu", requested)
-    submit(namespace, "job", 1)
-    wait_for_refusal(namespace, "job", by_kueue)
-    answer = explain("job")
-    assert not answer["fits"] and answer["admission"]["state"] == "blocked"
-    assert by_explain in answer["summary"]

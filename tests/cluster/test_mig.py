@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.workload import Namespace, opaque, request
-from dra_agent.simulate import mig
+from dra_simulate import mig
 
 HARDWARE = {"node-a": "dgx-h100"}
 AGENT_CONFIG = """\

@@ -18,7 +18,7 @@ from cluster.kube.cluster import Cluster
 from cluster.kube.workload import Namespace, request
 from cluster.test_health import taints, wait_for_health
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient
-from dra_agent.simulate import mig, nvml
+from dra_simulate import mig, nvml
 
 GPU = "0000:1b:00.0"
 ONE_G = 19

@@ -15,7 +15,7 @@ from cluster.conftest import StartAgent
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.process import until
 from cluster.kube.workload import Namespace, request
-from dra_agent.simulate import mig
+from dra_simulate import mig
 
 ADDRESS = "0000:1b:00.0"
 CONFIG = f"""\

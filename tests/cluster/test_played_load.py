@@ -11,7 +11,7 @@ from cluster.conftest import StartAgent
 from cluster.kube.agent import Agent
 from cluster.kube.workload import Namespace, request
 from cluster.test_mig import AGENT_CONFIG, FIRST, SECOND, gpu_selector
-from dra_agent.simulate import mig
+from dra_simulate import mig
 
 CONFIG = AGENT_CONFIG + '\n[telemetry]\ninterval = 1\nclaim_labels = "on"\n'
 MIB = 1 << 20

@@ -19,7 +19,7 @@ import pytest
 from cluster.kube.agent import Agent
 from cluster.kube.workload import WAIT, Namespace, request
 from dra_agent.processes.stat import process_ids, read_stat
-from dra_agent.simulate import inject, nvml, processes
+from dra_simulate import inject, nvml, processes
 
 HARDWARE = {"node-a": "dgx-h100"}
 TIME_SLICED, WITH_MPS = "0000:1b:00.0", "0000:43:00.0"

@@ -55,7 +55,7 @@ def daemon_pid(agent: Agent) -> int | None:
 
 
 def compute_mode(agent: Agent) -> int:
-    from dra_agent.simulate import nvml
+    from dra_simulate import nvml
 
     state = nvml.read(agent.host / "lib")
     uuid = next(gpu.uuid for gpu in state.devices if gpu.pci.address.lower().endswith("1b:00.0"))

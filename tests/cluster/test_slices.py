@@ -220,10 +220,10 @@ def wait_until_idle(agent: Agent, timeout_s: float = LONG_TIMEOUT_S) -> None:
 
 def many_gpus(directory: Path, count: int) -> Path:
     """Build a host of simple GPUs, sixteen in each PCI domain."""
-    from dra_agent.simulate import build_machine
-    from dra_agent.simulate.machine import HostBridge, Machine, NumaNode
-    from dra_agent.simulate.parts.bridges import port
-    from dra_agent.simulate.parts.intel import battlemage
+    from dra_simulate import build_machine
+    from dra_simulate.machine import HostBridge, Machine, NumaNode
+    from dra_simulate.parts.bridges import port
+    from dra_simulate.parts.intel import battlemage
 
     bridges = []
     for domain in range(count // 16):

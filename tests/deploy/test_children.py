@@ -54,7 +54,7 @@ made.close()
 RUNS_NVIDIA_SMI = """
 import subprocess, sys
 from pathlib import Path
-from dra_agent.simulate.nvidia_smi import install
+from dra_simulate.nvidia_smi import install
 Path(sys.argv[1]).mkdir(exist_ok=True)
 done = subprocess.run([install(Path(sys.argv[1])), "-L"], capture_output=True, text=True)
 print(done.returncode, done.stderr)

@@ -18,8 +18,8 @@ def test_the_command_of_the_image_runs_the_copied_agent(tmp_path: Path) -> None:
     interpreter, *program = command.read_text().splitlines()
     assert interpreter == "#!/usr/bin/python3 -I" and command.stat().st_mode & 0o777 == 0o755
     installed = root / rootfs.LIBRARY.relative_to("/")
-    assert (installed / "msgspec").is_dir() and not (installed / rootfs.FAKE_NVML).exists()
-    assert (debug / rootfs.LIBRARY.relative_to("/") / rootfs.FAKE_NVML).is_dir()
+    assert (installed / "msgspec").is_dir() and not (installed / "dra_simulate").exists()
+    assert (debug / rootfs.LIBRARY.relative_to("/") / "dra_simulate/lib").is_dir()
     # The other libraries are those of this interpreter.
     text = "\n".join(program).replace(f"'{rootfs.LIBRARY}'", f"{str(installed)!r}")
     found = subprocess.run([sys.executable, "-c", text, "--version"], capture_output=True, text=True, check=True)

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.rendering import ROOT, RefusedError, Render, container
 from dra_agent.inventory.nvidia import mig_access
-from dra_agent.simulate.container import Container, Toolkit
+from dra_simulate.container import Container, Toolkit
 
 RULE = '[[inventory.partition]]\nmode = "mig"\nwhen = "true"\n'
 READ, PARTITION = {"mig": "read"}, {"mig": "partition", "config": RULE}

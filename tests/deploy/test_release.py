@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from deploy.release import archive, compare, provenance, sources
 from deploy.release.__main__ import PARTS, parts
-from deploy.wheel import EXTENSION, FAKE, HOOK, MACHINES, check, remove_build_path
+from deploy.wheel import COMPILED, MACHINES, check, remove_build_path
 
 from deploy.conftest import binary
 from deploy.rendering import ROOT
@@ -172,13 +172,15 @@ def test_a_wheel_does_not_depend_on_the_directory_of_its_build(tmp_path: Path) -
     assert contents[0]["a-1.dist-info/RECORD"].decode().endswith(f",{len(bill)}\n")
 
 
-@pytest.mark.parametrize("wrong", [EXTENSION, FAKE, HOOK])
-def test_a_wheel_with_a_part_for_another_machine_is_refused(wrong: str, tmp_path: Path) -> None:
-    wheel = tmp_path / "x.whl"
+@pytest.mark.parametrize(
+    ("distribution", "wrong"), [(distribution, part) for distribution, parts in COMPILED.items() for part in parts]
+)
+def test_a_wheel_with_a_part_for_another_machine_is_refused(distribution: str, wrong: str, tmp_path: Path) -> None:
+    wheel = tmp_path / f"{distribution}-1.whl"
     for machine, other in (("x86_64", "aarch64"), ("aarch64", "x86_64")):
         for odd in (None, wrong):
             with zipfile.ZipFile(wheel, "w") as archive:
-                for name in (EXTENSION, FAKE, HOOK):
+                for name in COMPILED[distribution]:
                     number = MACHINES[other if name == odd else machine]
                     archive.writestr(name, b"\x7fELF".ljust(18, b"\0") + number.to_bytes(2, "little") + b"GLIBC_2.28")
             if odd is None:

@@ -49,5 +49,5 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> float:
     monkeypatch.setattr(
         "dra_agent.device_setup.sysfs_writer.threading", SimpleNamespace(Thread=Access, Lock=threading.Lock)
     )
-    monkeypatch.setattr("dra_agent.simulate.kernel.time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr("dra_simulate.kernel.time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     return patience_s

@@ -16,10 +16,10 @@ from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.nvidia.profiles import Placement
-from dra_agent.simulate import build_machine, inject
-from dra_agent.simulate.machine import HostBridge, NvidiaDriver
-from dra_agent.simulate.models import A100_PCIE, GIB
-from dra_agent.simulate.parts.nvidia import gpu
+from dra_simulate import build_machine, inject
+from dra_simulate.machine import HostBridge, NvidiaDriver
+from dra_simulate.models import A100_PCIE, GIB
+from dra_simulate.parts.nvidia import gpu
 from eventually import DEADLINE_S
 
 ADDRESS = "0000:01:00.0"

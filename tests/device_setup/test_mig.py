@@ -26,12 +26,12 @@ from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.nvidia.profiles import Placement
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.prepare.setup import SetupDevice, UnsuitableError
-from dra_agent.simulate import build_machine, inject, mig
-from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
-from dra_agent.simulate.models import GIB, H100_SXM
-from dra_agent.simulate.nvml import Access
-from dra_agent.simulate.parts.nvidia import gpu
 from dra_agent.topology import LiveTopology
+from dra_simulate import build_machine, inject, mig
+from dra_simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
+from dra_simulate.models import GIB, H100_SXM
+from dra_simulate.nvml import Access
+from dra_simulate.parts.nvidia import gpu
 from eventually import DEADLINE_S, eventually
 from inventory.mig_runtimes import DISTINCT
 

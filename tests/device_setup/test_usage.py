@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.claim import ClaimDevice
 from dra_agent.cli.main import main
 from dra_agent.device_setup.open_files import SEARCH_TIMEOUT_S
@@ -24,7 +24,7 @@ from dra_agent.prepare.ledger import HeldDevice, LedgerEntry
 from dra_agent.prepare.record import ClaimRecord
 from dra_agent.processes.containers import Place
 from dra_agent.processes.open_file import FileIdentity, identity_of
-from dra_agent.simulate import inject
+from dra_simulate import inject
 from fake_apiserver.fake import FakeApi
 
 GPU = "gpu-0000-1b-00-0"
@@ -274,7 +274,7 @@ def computing(tmp_path: Path) -> Path:
     """A node on which the claim's pod and another pod, with the claim's variable, compute on one GPU."""
     state = tmp_path / "state"
     root = state / "simulated/dgx-h100"
-    simulate.build("dgx-h100", root)
+    dra_simulate.build("dgx-h100", root)
     for pid, pod, amount in ((4711, POD, 1500), (4712, OTHER_POD, 7)):
         folder = root / "proc" / str(pid)
         folder.mkdir(parents=True)

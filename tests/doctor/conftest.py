@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.doctor import CheckContext, CommandResult, CommandRunner, Finding, Severity, run_checks
 from dra_agent.host import Host
 from dra_agent.inventory.collector import collect
@@ -33,7 +33,7 @@ class Programs(CommandRunner):
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     """A simulated DGX H100 of one's own."""
-    return simulate.build("dgx-h100", tmp_path / "host")
+    return dra_simulate.build("dgx-h100", tmp_path / "host")
 
 
 @pytest.fixture

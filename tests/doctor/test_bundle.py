@@ -113,7 +113,7 @@ def test_a_bundle_on_standard_output(place: Path, capfdbinary: pytest.CaptureFix
 
 
 def test_the_recording_of_a_bundle_can_be_replayed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from dra_agent import simulate
+    import dra_simulate
 
     identity = ["--with-identity", "-o", "json"]
     assert main(["doctor", *flags(place), "--bundle", str(place / "first.tgz"), *identity]) == 0
@@ -123,7 +123,7 @@ def test_the_recording_of_a_bundle_can_be_replayed(place: Path, capsys: pytest.C
         if name.startswith("recording/"):
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             (place / name).write_text(text)
-    assert conclusions(simulate.build(str(place / "recording"), place / "again"), None)
+    assert conclusions(dra_simulate.build(str(place / "recording"), place / "again"), None)
 
     # A bundle of the recording, without its identity: no file has a UUID or an address of the first bundle.
     assert main(["doctor", *flags(place, str(place / "recording")), "--bundle", str(place / "second.tgz")]) == 0

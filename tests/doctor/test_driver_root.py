@@ -7,25 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.doctor import CheckContext, Severity
 from dra_agent.doctor import nvidia_driver as check
 from dra_agent.doctor.devices import check_devices
 from dra_agent.driver_root import DriverRoot
 from dra_agent.inventory.collector import collect
-from dra_agent.simulate import driver_container
 from dra_agent.topology import scan
+from dra_simulate import driver_container
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    simulate.build("vm-1gpu", tmp_path / "host")
+    dra_simulate.build("vm-1gpu", tmp_path / "host")
     driver_container.remove(tmp_path / "host")
     return tmp_path / "host"
 
 
 def examined(root: Path, *, required: bool | None) -> CheckContext:
-    host = simulate.build("vm-1gpu", root)
+    host = dra_simulate.build("vm-1gpu", root)
     mount = root / "run/nvidia/driver"
     if required is not None:
         host = replace(host, driver_root=DriverRoot(mount, mount, required))

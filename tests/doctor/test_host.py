@@ -15,9 +15,9 @@ from dra_agent.doctor.finding import Finding, ok
 from dra_agent.host import Host
 from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.nvidia.nvml_client import acquire
-from dra_agent.simulate import inject
-from dra_agent.simulate.nvml import Access, Condition
 from dra_agent.topology import Link, PciFunction, Sriov
+from dra_simulate import inject
+from dra_simulate.nvml import Access, Condition
 from eventually import DEADLINE_S
 
 

@@ -11,9 +11,9 @@ from dra_agent.doctor.pci import check_iommu
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.passthrough import VfioBinding, VfioBindingStore
 from dra_agent.inventory.settings import InventorySettings, PassthroughRule
-from dra_agent.simulate import build_machine
-from dra_agent.simulate.machine import Machine
 from dra_agent.topology import scan
+from dra_simulate import build_machine
+from dra_simulate.machine import Machine
 
 OFFERED = InventorySettings(passthrough=(PassthroughRule('device.attributes["dra-agent.internal"].type == "fpga"'),))
 

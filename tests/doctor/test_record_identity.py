@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.cli.main import main
 from dra_agent.doctor.record import record
 from dra_agent.doctor.record.identity import Replacements
@@ -53,7 +53,7 @@ def identities(host: Host) -> set[str]:
 
 @pytest.mark.parametrize("profile", ["mixed", "mi300x", "dgx-h100", "vm-1gpu"])
 def test_nothing_of_the_original_is_left(profile: str, tmp_path: Path) -> None:
-    host = simulate.build(profile, tmp_path / "host")
+    host = dra_simulate.build(profile, tmp_path / "host")
     record(host, tmp_path / "recording")
     original = identities(host)
     assert original
@@ -63,13 +63,13 @@ def test_nothing_of_the_original_is_left(profile: str, tmp_path: Path) -> None:
     raw = written.get("nvml.jsonl", "")
     left |= {value for value in original if value.encode().hex() in raw}
     assert not left
-    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    again = dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")
     for settings in (None, PARTITIONED):
         assert anonymous(conclusions(again, settings)) == anonymous(conclusions(host, settings))
 
 
 def test_the_same_value_has_one_replacement(tmp_path: Path) -> None:
-    host = simulate.build("vm-1gpu", tmp_path / "host")
+    host = dra_simulate.build("vm-1gpu", tmp_path / "host")
     host.nvidia_smi.write_text(  # type: ignore[union-attr]
         "#!/bin/sh\ncat <<'END'\n" + SMI.format(uuid=next(iter(re.findall('GPU-[^"]+', _state(host))))) + "END\n"
     )
@@ -165,7 +165,7 @@ def test_the_name_of_the_host_is_removed_from_outputs_of_tools() -> None:
 
 
 def test_two_recordings_have_different_replacements(tmp_path: Path) -> None:
-    host = simulate.build("cpu-only", tmp_path / "host")
+    host = dra_simulate.build("cpu-only", tmp_path / "host")
     record(host, tmp_path / "one")
     record(host, tmp_path / "other")
     one, other = (set(re.findall(MAC, texts(tmp_path / name)["tree.jsonl"])) for name in ("one", "other"))
@@ -173,7 +173,7 @@ def test_two_recordings_have_different_replacements(tmp_path: Path) -> None:
 
 
 def test_routes_lose_their_addresses(tmp_path: Path) -> None:
-    host = simulate.build("cpu-only", tmp_path / "host")
+    host = dra_simulate.build("cpu-only", tmp_path / "host")
     name = next((host.sysfs / "class/net").iterdir()).name
     (host.proc / "net").mkdir()
     (host.proc / "net/route").write_text(
@@ -189,7 +189,7 @@ def test_routes_lose_their_addresses(tmp_path: Path) -> None:
     entries = _entries(tmp_path / "recording")
     assert "A8C0" not in (entries["proc/net/route"].text or "") and name in (entries["proc/net/route"].text or "")
     assert "12345678" not in (entries["proc/net/ipv6_route"].text or "")
-    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    again = dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")
     names = [[device["name"] for device in conclusions(one)["devices"]] for one in (host, again)]
     assert names[0] == names[1]
 
@@ -199,7 +199,7 @@ def _entries(recording: Path) -> dict[str, Entry]:
 
 
 def test_the_id_of_a_fabric_is_replaced_inside_of_a_structure(tmp_path: Path) -> None:
-    host = simulate.build("dgx-h100", tmp_path / "host")
+    host = dra_simulate.build("dgx-h100", tmp_path / "host")
     cluster = "5a4f3e2d-1c0b-4a99-8877-665544332211"
     state = host.sysfs.parent / "lib/nvml.json"
     state.write_text(state.read_text().replace("00000000-0000-0000-0000-000000000000", cluster))
@@ -207,5 +207,5 @@ def test_the_id_of_a_fabric_is_replaced_inside_of_a_structure(tmp_path: Path) ->
     assert "fabricDomain" in str(expected)
     record(host, tmp_path / "recording")
     assert cluster.replace("-", "") not in texts(tmp_path / "recording")["nvml.jsonl"]
-    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    again = dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")
     assert anonymous(conclusions(again)) == expected

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+import dra_simulate
 from allocator.question import allocate
-from dra_agent import simulate, topology
+from dra_agent import topology
 from dra_agent.agent.config import load_config
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.settings import InventorySettings
@@ -31,7 +32,7 @@ def objects(folder: str) -> dict[str, dict[str, Any]]:
 
 
 def published(profile: str, root: Path, settings: InventorySettings | None = None) -> list[dict[str, Any]]:
-    host = simulate.build(profile, root)
+    host = dra_simulate.build(profile, root)
     found = collect(host, topology.scan(host), settings, driver=DRIVER)
     desired = desired_slices(found, node="node-1", driver=DRIVER, naming="fixed")
     assert desired.problems == []

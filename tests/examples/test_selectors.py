@@ -14,7 +14,7 @@ from dra_agent.manifests import LoadedObject, load_manifests
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DRIVER = "dra-agent.internal"
-GANGS = ("job-set.yaml", "pod-group.yaml", "composite-pod-group.yaml", "kueue-workload.yaml", "kueue-queues.yaml")
+GANGS = ("job-set.yaml", "pod-group.yaml", "kueue-workload.yaml")
 WITH_WORKLOADS = {EXAMPLES / "what-if" / name for name in GANGS}
 """Examples of gangs, which also have kinds of other API groups."""
 

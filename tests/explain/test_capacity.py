@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from allocator.cases import allocated_claim, claim, device, make_request, slice_of
-from dra_agent.cli import capacity_nodes
-from dra_agent.cli.capacity_nodes import node_source
 from dra_agent.cli.main import main
 from dra_agent.cluster import Cluster
-from dra_agent.explain.capacity import capacity, copy_of_pod
-from dra_agent.explain.snapshot import Snapshot
+from dra_cluster.cli import capacity_nodes
+from dra_cluster.cli.capacity_nodes import node_source
+from dra_cluster.explain.capacity import capacity, copy_of_pod
+from dra_cluster.explain.snapshot import Snapshot
 
 Json = dict[str, Any]
 Command = Callable[..., tuple[int, str, str]]

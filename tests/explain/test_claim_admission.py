@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from allocator.cases import claim, device, make_request, slice_of
-from dra_agent.explain.capacity import capacity, copy_of_claims, copy_of_pod
-from dra_agent.explain.changes import apply_changes, parse_change
-from dra_agent.explain.claim_explanation import explain_pod
-from dra_agent.explain.gang import gang_of_workload
-from dra_agent.explain.pod_claims import pod_claims
-from dra_agent.explain.snapshot import Snapshot
-from dra_agent.explain.workloads import PodSet
+from dra_cluster.explain.capacity import capacity, copy_of_claims, copy_of_pod
+from dra_cluster.explain.changes import apply_changes, parse_change
+from dra_cluster.explain.claim_explanation import explain_pod
+from dra_cluster.explain.gang import gang_of_workload
+from dra_cluster.explain.pod_claims import pod_claims
+from dra_cluster.explain.snapshot import Snapshot
+from dra_cluster.explain.workloads import PodSet
 
 Json = dict[str, Any]
 DEVICES = "any.deviceclass.resource.k8s.io/devices"

@@ -12,11 +12,12 @@ import pytest
 from allocator.cases import allocated_claim, claim, device, make_request, model, slice_of
 from deadlines import DeadlineClock, deadline_clock
 from dra_agent.cluster import Cluster, Sweep
-from dra_agent.explain import claim_explanation, pending
-from dra_agent.explain.claim_explanation import explain_claim, explain_pod
-from dra_agent.explain.pending import LATE, MAX_EXPLAINED_NODES, SnapshotCluster, search_s, shown_node
-from dra_agent.explain.pod_claims import PodClaim, pod_claims
-from dra_agent.explain.snapshot import Snapshot
+from dra_agent.explain import search_time
+from dra_cluster.explain import claim_explanation, pending
+from dra_cluster.explain.claim_explanation import explain_claim, explain_pod
+from dra_cluster.explain.pending import LATE, MAX_EXPLAINED_NODES, SnapshotCluster, shown_node
+from dra_cluster.explain.pod_claims import PodClaim, pod_claims
+from dra_cluster.explain.snapshot import Snapshot
 
 __all__ = ["deadline_clock"]
 
@@ -127,7 +128,7 @@ class SlowAllocator:
             with self._lock:
                 self.explained.append(node)
                 # The search, the explanation, and an attempt for the claim and one for its request.
-                clock.pass_(2 * deadline + 2 * pending.ATTEMPT_S)
+                clock.pass_(2 * deadline + 2 * search_time.ATTEMPT_S)
             found = explain(cluster, node, claims, deadline=3600)
             return {**found, "fits": False, "error": TIMEOUT} if node in self._late else found
 
@@ -240,7 +241,7 @@ def test_only_the_pods_that_name_a_claim_are_compared_with_it(monkeypatch: pytes
 @pytest.mark.parametrize("requests", [1, 32])
 def test_search_and_explanation_of_one_node_end_in_time(seconds: float, requests: int) -> None:
     claims = [claim(*(make_request(f"r{index}") for index in range(requests)))]
-    attempts_s = min(pending.MAX_ATTEMPTS_S, pending.ATTEMPT_S * (1 + requests))
-    search = search_s(seconds, claims)
+    attempts_s = min(search_time.MAX_ATTEMPTS_S, search_time.ATTEMPT_S * (1 + requests))
+    search = search_time.search_s(seconds, claims)
     assert search > 0 or seconds == 0
     assert 2 * search + min(attempts_s, seconds / 2) <= seconds

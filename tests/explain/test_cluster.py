@@ -11,9 +11,9 @@ import pytest
 
 from allocator.cases import DRIVER, allocated_claim, claim, device, make_request, model, slice_of
 from dra_agent.cli.main import main
-from dra_agent.explain.pod_claims import pod_claims
-from dra_agent.explain.snapshot import Snapshot
-from dra_agent.explain.taint_rules import tainted
+from dra_cluster.explain.pod_claims import pod_claims
+from dra_cluster.explain.snapshot import Snapshot
+from dra_cluster.explain.taint_rules import tainted
 from fake_apiserver.fake import FakeApi
 
 Run = Callable[..., tuple[int, str, str]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dra_agent.explain.counts import counted, has, share_of, there_are
+from dra_cluster.explain.counts import counted, has, share_of, there_are
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 pods"), (1, "1 pod"), (2, "2 pods")])

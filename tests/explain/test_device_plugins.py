@@ -12,12 +12,12 @@ import pytest
 
 from allocator.cases import claim, device, make_request, slice_of
 from dra_agent.cli.main import main
-from dra_agent.explain.capacity import capacity, copy_of_pod
-from dra_agent.explain.claim_explanation import explain_claim, explain_pod
-from dra_agent.explain.gang import gang_of_workload
-from dra_agent.explain.gang_explanation import explain_gang
-from dra_agent.explain.snapshot import Snapshot
-from dra_agent.explain.workloads import PodSet
+from dra_cluster.explain.capacity import capacity, copy_of_pod
+from dra_cluster.explain.claim_explanation import explain_claim, explain_pod
+from dra_cluster.explain.gang import gang_of_workload
+from dra_cluster.explain.gang_explanation import explain_gang
+from dra_cluster.explain.snapshot import Snapshot
+from dra_cluster.explain.workloads import PodSet
 from fake_apiserver.fake import FakeApi
 
 Json = dict[str, Any]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from allocator.cases import device, slice_of
-from dra_agent.explain.capacity import capacity, copy_of_pod
-from dra_agent.explain.claim_explanation import explain_pod
-from dra_agent.explain.extended_resources import claim_of_extended_resources, resources_of
-from dra_agent.explain.snapshot import Snapshot
+from dra_cluster.explain.capacity import capacity, copy_of_pod
+from dra_cluster.explain.claim_explanation import explain_pod
+from dra_cluster.explain.extended_resources import claim_of_extended_resources, resources_of
+from dra_cluster.explain.snapshot import Snapshot
 
 Json = dict[str, Any]
 GPU = "example.com/gpu"

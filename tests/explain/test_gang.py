@@ -294,33 +294,6 @@ def test_a_claim_has_at_most_256_pods(explain: Run) -> None:
     assert explain([slices("n1", "A"), shared], body)[0] == 0
 
 
-def test_a_group_with_a_topology_is_on_nodes_with_one_value(explain: Run) -> None:
-    cluster = [node("n1"), node("n2"), slices("n1", "AA"), slices("n2", "AAA")]
-    pods = [member(f"p{number}") for number in range(4)]
-    rack = {"topology": [{"key": "rack"}]}
-    code, answer = explain([*cluster, group(4, schedulingConstraints=rack), *pods], "podgroup/ring")
-    assert code == 1 and nodes_of(answer) == {"p0": {"n2": 3}}
-    assert explain([*cluster, group(3, schedulingConstraints=rack), *pods], "podgroup/ring")[0] == 0
-    assert explain([*cluster, group(4), *pods], "podgroup/ring")[0] == 0
-    code, answer = explain(
-        [*cluster, group(4, schedulingConstraints={"topology": [{"key": "none"}]}), *pods], "podgroup/ring"
-    )
-    assert code == 1 and answer["summary"] == "the nodes have no value of label none that permits all pods"
-
-
-def test_another_order_is_found_in_each_topology(explain: Run) -> None:
-    cluster = [node("n1"), node("n2"), slices("n1", "AA"), slices("n2", "AB")]
-    special = {"name": "only-b", "resourceClaimTemplateName": "only-b"}
-    pods = [member("p0"), member("p1", special)]
-    cluster.append(template("only-b", make_request(expression=model("B"))))
-    cluster[3]["spec"]["devices"].reverse()
-    rack = {"topology": [{"key": "rack"}]}
-    code, answer = explain([*cluster, group(2, schedulingConstraints=rack), *pods], "podgroup/ring")
-    assert code == 1 and nodes_of(answer) == {"p0": {"n1": 1}, "p1": {}}
-    assert answer["search"]["found"] and answer["search"]["differs"] == ["order"]
-    assert {one["node"] for one in answer["search"]["placements"]} == {"n2"}
-
-
 KEY = "any.deviceclass.resource.k8s.io/devices"
 
 
@@ -427,7 +400,10 @@ OF_JOB_SET = {"jobset.sigs.k8s.io/jobset-name": "w", "jobset.sigs.k8s.io/replica
                 "kueue.x-k8s.io/v1beta2",
                 "Workload",
                 {"podSets": [{"name": "main", "count": 2, "template": pod_template("one")}]},
-                {"reclaimablePods": [{"name": "main", "count": 1}]},
+                {
+                    "conditions": [{"type": "Admitted", "status": "True"}],
+                    "reclaimablePods": [{"name": "main", "count": 1}],
+                },
                 ownerReferences=[{"kind": "Job", "name": "train"}],
             ),
             {"batch.kubernetes.io/job-name": "train"},
@@ -476,12 +452,6 @@ def test_pods_of_a_job_name_the_group_that_its_controller_created(explain: Run) 
     assert explain([*cluster, group(3)], "job/train")[0] == 1
 
 
-def test_a_group_of_a_composite_group_is_evaluated_alone(explain: Run) -> None:
-    pods = [member(f"p{number}") for number in range(2)]
-    _, answer = explain([slices("n1", "AA"), group(2, parentCompositePodGroupName="both"), *pods], "podgroup/ring")
-    assert [note for note in answer["notes"] if "part of composite pod group both" in note]
-
-
 def kueue(**sets: tuple[int, str]) -> Json:
     entries = [{"name": name, "count": pods, "template": pod_template(one)} for name, (pods, one) in sets.items()]
     metadata = {"name": "job-train", "namespace": "default"}
@@ -498,7 +468,7 @@ def test_the_pod_sets_of_a_workload_are_placed_together(explain: Run) -> None:
     for words in (("workload/job-train",), ("wl", "job-train"), ("workloads.kueue.x-k8s.io/job-train",)):
         code, answer = explain(cluster, *words)
         assert code == 1 and answer["search"]["order"][0] == {"kind": "special", "members": 1}
-        assert any("quota" in note for note in answer["notes"])
+        assert answer["quotes"][0]["missing"] == "Kueue has not written a condition yet"
 
 
 def test_several_pods_of_a_file_are_placed_together(explain: Run) -> None:
@@ -620,7 +590,7 @@ def cluster(fake_api: FakeApi) -> FakeApi:
 def test_a_job_of_the_cluster_is_explained(
     cluster: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str], plugin: bool
 ) -> None:
-    from dra_agent.cli.kubectl_plugin import main as plugin_main
+    from dra_cluster.cli.kubectl_plugin import main as plugin_main
 
     path = str(cluster.kubeconfig(tmp_path / "kubeconfig"))
     run = plugin_main if plugin else main

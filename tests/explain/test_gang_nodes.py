@@ -1,9 +1,7 @@
-"""A gang whose pods have several ResourceFlavors, on many nodes: equal nodes cost little, and the time is limited."""
+"""A gang on many nodes: the time for their comparison and for the counts of devices is limited."""
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,20 +12,18 @@ from allocator.cases import claim, device, make_request, slice_of
 from deadlines import DeadlineClock, deadline_clock
 from dra_agent.cluster import Cluster
 from dra_agent.deadline import Deadline
-from dra_agent.explain.gang import gang_of_workload
-from dra_agent.explain.gang_explanation import explain_gang
-from dra_agent.explain.gang_members import Gang, Member
-from dra_agent.explain.gang_placement import Placer
-from dra_agent.explain.gang_search import search
-from dra_agent.explain.kueue_flavors import Flavor, FlavorChoice
-from dra_agent.explain.snapshot import Snapshot
-from dra_agent.explain.workloads import PodSet
+from dra_cluster.explain.gang import gang_of_workload
+from dra_cluster.explain.gang_explanation import explain_gang
+from dra_cluster.explain.gang_members import Gang, Member
+from dra_cluster.explain.gang_placement import Placer
+from dra_cluster.explain.gang_search import search
+from dra_cluster.explain.snapshot import Snapshot
+from dra_cluster.explain.workloads import PodSet
 
 __all__ = ["deadline_clock"]
 Json = dict[str, Any]
 CLASS: Json = {"metadata": {"name": "any"}, "spec": {}}
 LATE = "1 pod can be placed; the others have no result in time"
-TAINTS = [f"t{number}" for number in range(9)]
 
 
 class Observed(dict[str, Any]):
@@ -43,14 +39,11 @@ class Observed(dict[str, Any]):
         return super().get(key, default)
 
 
-def node(name: str, *keys: str, **labels: str) -> Json:
-    taints = [{"key": key, "effect": "NoSchedule"} for key in keys]
-    return {"metadata": {"name": name, "labels": labels}, "spec": {"taints": taints}}
+def node(name: str) -> Json:
+    return {"metadata": {"name": name, "labels": {}}, "spec": {}}
 
 
-def gang_on(
-    nodes: list[Json], flavors: FlavorChoice = (), *, pods: int = 1, requests: int = 1, devices: int = 1
-) -> tuple[Snapshot, Gang]:
+def gang_on(nodes: list[Json], *, pods: int = 1, requests: int = 1, devices: int = 1) -> tuple[Snapshot, Gang]:
     """Return a cluster with devices on its first node, and a gang of equal pods."""
     first = nodes[0]["metadata"]["name"]
     metadata = {"name": "one", "namespace": "default"}
@@ -61,72 +54,7 @@ def gang_on(
     snapshot = Snapshot("default", slices, [CLASS], templates=[template], nodes=nodes)
     pod = {"spec": {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}}
     gang = gang_of_workload(snapshot, "case", "case", [PodSet("", pod, pods)])
-    gang.kinds[0].flavors = flavors
     return snapshot, gang
-
-
-def tolerating(name: str, *keys: str) -> Flavor:
-    return Flavor(name, tolerations=[{"key": key, "operator": "Exists"} for key in keys])
-
-
-def test_tolerations_are_compared_once_for_equal_nodes() -> None:
-    """Other labels, and a taint that no flavor tolerates, change nothing."""
-
-    def comparisons(nodes: int) -> int:
-        read: list[None] = []
-
-        def toleration(key: str) -> Json:
-            return Observed({"key": key, "operator": "Exists"}, "operator", lambda: read.append(None))
-
-        flavors = [[Flavor(f"{group}{key}", tolerations=[toleration(key)]) for key in ("x", "y")] for group in "ab"]
-        pool = [node(f"n{number}", "x", "y", host=f"n{number}") for number in range(nodes)]
-        answer = explain_gang(*gang_on(pool, flavors), deadline=600)
-        assert answer["fits"] and answer["kinds"][0]["usable_nodes"] == nodes
-        return len(read)
-
-    assert comparisons(300) == comparisons(1) == 4, "each flavor tolerates one of the taints"
-
-
-def test_combinations_of_flavors_are_compared_once_for_equal_nodes() -> None:
-    # Flavors of eight groups that tolerate one of nine taints each: of the sets that remain, none is a part of another.
-    groups = [[tolerating(f"{group}-{key}", key) for key in TAINTS] for group in range(8)]
-
-    def function_calls(nodes: int) -> int:
-        pool = [node(f"n{number}", *TAINTS, f"only-{number}", host=f"n{number}") for number in range(nodes)]
-        snapshot, gang = gang_on(pool, groups)
-        calls = Counter[str]()
-        sys.setprofile(lambda frame, event, argument: calls.update([event]))
-        try:
-            answer = explain_gang(snapshot, gang, deadline=600)
-        finally:
-            sys.setprofile(None)
-        assert not answer["fits"] and "taint t0:NoSchedule" in answer["summary"]
-        return calls["call"]
-
-    # The combinations are most of the work for one node.
-    assert function_calls(50) < 15 * function_calls(1)
-
-
-def test_nodes_with_other_taints_have_their_own_result() -> None:
-    flavors = [[tolerating("a", "x"), tolerating("b", "y")], [tolerating("c", "x"), Flavor("d", {"pool": "fast"})]]
-    pool = [
-        node("n0", "x", "y"),
-        node("n1", "x", "y", pool="fast"),
-        node("n2", "x", "y", "only"),
-        node("n3", "y", "z"),
-        node("n4", "x"),
-        node("n5"),
-    ]
-    for one in pool:
-        snapshot, gang = gang_on([one], flavors)
-        answer = explain_gang(snapshot, gang, deadline=600)
-        name = one["metadata"]["name"]
-        assert answer["fits"] == (name not in ("n2", "n3")), name
-    answer = explain_gang(*gang_on(pool, flavors), deadline=600)
-    assert answer["kinds"][0]["usable_nodes"] == 4
-    snapshot, gang = gang_on(pool[2:4], flavors)
-    reason = explain_gang(snapshot, gang, deadline=600)["failure"]["reason"]
-    assert reason == "the pod does not tolerate the node's taint only:NoSchedule"
 
 
 def test_the_comparison_of_nodes_ends_with_the_deadline(deadline_clock: DeadlineClock) -> None:
@@ -137,10 +65,10 @@ def test_the_comparison_of_nodes_ends_with_the_deadline(deadline_clock: Deadline
             deadline_clock.pass_(1)
             compared.append(name)
 
-        return Observed(node(name, "x"), "spec", read)
+        return Observed(node(name), "spec", read)
 
     pool = [observed(f"n{number:03}") for number in range(300)]
-    answer = explain_gang(*gang_on(pool, [[tolerating("a", "x")], [tolerating("b", "y")]]), deadline=10)
+    answer = explain_gang(*gang_on(pool), deadline=10)
     assert len(set(compared)) <= 10
     assert not answer["fits"] and answer["failure"] is None and answer["search"] is None
     assert answer["summary"] == f"0 of {LATE}"

@@ -10,12 +10,12 @@ import pytest
 
 from allocator.cases import claim, device, make_exact, make_request, model, partitionable, slice_of
 from dra_agent.cluster import Cluster
-from dra_agent.explain.gang import gang_of_workload
-from dra_agent.explain.gang_explanation import explain_gang
-from dra_agent.explain.gang_members import Gang
-from dra_agent.explain.pending import nodes_of
-from dra_agent.explain.snapshot import Snapshot
-from dra_agent.explain.workloads import PodSet
+from dra_cluster.explain.gang import gang_of_workload
+from dra_cluster.explain.gang_explanation import explain_gang
+from dra_cluster.explain.gang_members import Gang
+from dra_cluster.explain.pending import nodes_of
+from dra_cluster.explain.snapshot import Snapshot
+from dra_cluster.explain.workloads import PodSet
 
 Json = dict[str, Any]
 CLASS: Json = {"metadata": {"name": "any"}, "spec": {}}

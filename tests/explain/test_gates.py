@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from allocator.cases import DRIVER, allocated_claim, claim, device, make_exact, make_request, slice_of
-from allocator.gated_cases import counters, grouped, rails, reserved
+from allocator.gated_cases import rails, reserved
 from dra_agent.cli.main import main
 from dra_agent.explain.gates import OVERHEAD_NOTE, gates_in_use, have_overhead
 
@@ -21,12 +21,17 @@ NODE: Json = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "s
 LISTS_NOTE = "slices use fields of the feature gate DRAListTypeAttributes, which kube-scheduler is assumed to have on"
 
 
+def grouped(name: str, *groups: str) -> Json:
+    """Return a device that uses one slot of a card, with its compatibility groups."""
+    slots: Json = {"counterSet": "card", "counters": {"slots": {"value": "1"}}}
+    return device(name, consumesCounters=[{**slots, "compatibilityGroups": list(groups)} if groups else slots])
+
+
 @pytest.mark.parametrize(
     ("devices", "gates"),
     [
         ([rails("a", "1")], ("DRAListTypeAttributes",)),
-        ([grouped("a", "mig"), grouped("b")], ("DRADeviceCompatibilityGroups",)),
-        ([rails("a", "1"), grouped("b", "mig")], ("DRADeviceCompatibilityGroups", "DRAListTypeAttributes")),
+        ([rails("a", "1"), grouped("b", "mig")], ("DRAListTypeAttributes",)),
         ([grouped("a"), {"name": "b", "attributes": {"rails": {"string": "1"}}}], ()),
         ([], ()),
     ],
@@ -206,6 +211,26 @@ def test_a_gang_with_derived_attributes_is_not_evaluated(run: Run) -> None:
 
 
 def test_without_such_fields_no_gate_is_noted(run: Run) -> None:
-    slices = published(slice_of(grouped("a"), grouped("b"), count=2), counters("card", count=2))
+    counters = [{"name": "card", "counters": {"slots": {"value": "8"}}}]
+    shared = slice_of(name="z-counters", count=2, sharedCounters=counters)
+    slices = published(slice_of(grouped("a"), grouped("b"), count=2), shared)
     found = run([*slices, {**POD, "spec": pod_spec("pair")}], "capacity", "pod/train")
     assert not [note for note in found["notes"] if "feature gate" in note]
+
+
+def test_a_node_with_compatibility_groups_is_not_evaluated(run: Run) -> None:
+    counters = [{"name": "card", "counters": {"slots": {"value": "8"}}}]
+    shared = slice_of(name="z-counters", count=2, sharedCounters=counters)
+    slices = published(slice_of(grouped("a"), grouped("b", "mig"), count=2), shared)
+    cluster = [*slices, {**POD, "spec": pod_spec("one")}]
+    reason = "is not evaluated: it has compatibilityGroups (DRADeviceCompatibilityGroups)"
+    found = run(cluster, "explain", "pod/train")
+    assert not found["fits"] and reason in found["summary"] and found["unexamined"] == ["n1"]
+    found = run(cluster, "capacity", "pod/train")
+    assert (found["fits"], found["total"], found["total_is_partial"]) == (None, 0, True)
+    assert found["nodes"][0]["causes"] == ["not_evaluated"] and reason in found["nodes"][0]["reason"]
+    body = {"parallelism": 2, "template": {"spec": pod_spec("one")}}
+    job: Json = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train"}, "spec": body}
+    found = run([*slices, job], "explain", "job/train", "--timeout", "600")
+    assert not found["fits"] and reason in found["failure"]["reason"]
+    assert found["search"] is None, "that nothing fits is not certain"

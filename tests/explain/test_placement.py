@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dra_agent.explain.placement import scheduling_blockers, tolerates
+from dra_cluster.explain.placement import scheduling_blockers, tolerates
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from allocator.cases import DRIVER, device, slice_of
 from deadlines import DeadlineClock, deadline_clock
-from dra_agent.explain import taint_rules
-from dra_agent.explain.taint_rules import EXPRESSIONS_TIMEOUT_S, tainted
+from dra_cluster.explain import taint_rules
+from dra_cluster.explain.taint_rules import EXPRESSIONS_TIMEOUT_S, tainted
 
 __all__ = ["deadline_clock"]
 

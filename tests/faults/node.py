@@ -16,11 +16,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.errors import AgentError
-from dra_agent.simulate import mig, nvml
 from dra_agent.standalone.evaluation import INTERRUPTED
 from dra_agent.standalone.protocol import Apply, Client, Delete, Get, ListClaims
+from dra_simulate import mig, nvml
 from faults.disk import Disk
 from preloaded import Command
 
@@ -88,7 +88,7 @@ class Node:
         self._is_preloaded = is_preloaded
         self.state, self.cdi, self.log = folder / "state", folder / "cdi", folder / "log"
         self.host = self.state / "simulated" / PROFILE
-        simulate.build(PROFILE, self.host)
+        dra_simulate.build(PROFILE, self.host)
         self.cdi.mkdir(exist_ok=True)
         self._config = folder / "config.toml"
         self._config.write_text(CONFIG)

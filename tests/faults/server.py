@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import dra_simulate
 import preloaded
-from dra_agent import simulate
 from dra_agent.reclaim.control import Cancel, Start, send_request
 from fake_apiserver.fake import FakeApi
 from fake_apiserver.faults import Fault
@@ -71,7 +71,7 @@ class Case:
 
     async def run(self) -> None:
         host = self.folder / "state/simulated" / PROFILE
-        await asyncio.to_thread(simulate.build, PROFILE, host)
+        await asyncio.to_thread(dra_simulate.build, PROFILE, host)
         (self.folder / "cdi").mkdir()
         api = FakeApi()
         api.start()

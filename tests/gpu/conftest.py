@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.tracker import InventoryTracker
-from dra_agent.simulate import inject
 from dra_agent.topology import Topology, scan
+from dra_simulate import inject
 from recordings.instances import divide
 
 from .journal import Journal
@@ -89,7 +89,7 @@ def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         assert not problem, problem
         return host
     profile = request.param.removesuffix(UNPRIVILEGED)
-    host = simulate.build(profile, tmp_path_factory.mktemp("gpu") / profile)
+    host = dra_simulate.build(profile, tmp_path_factory.mktemp("gpu") / profile)
     if profile == "mixed":
         divide(host)
     if profile != request.param:

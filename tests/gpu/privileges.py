@@ -20,7 +20,7 @@ from dra_agent.doctor.record.nvml_survey import survey
 from dra_agent.host import Host
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.simulate import inject, nvml
+from dra_simulate import inject, nvml
 
 TIMEOUT_S = 300.0
 NO_ACCESS = nvml.Access(admin=False, config=False, monitor=False)

@@ -11,8 +11,8 @@ import pytest
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.simulate import build, nvml
 from dra_agent.topology import scan
+from dra_simulate import build, nvml
 from recordings.instances import divide
 
 from .report import address, differences, mig_uuids, read

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.host import Host
 
 from . import lspci
@@ -20,11 +20,11 @@ LIBRARY = Path("/usr/lib/libnvidia-ml.so.1")
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    return simulate.build("vm-1gpu", tmp_path / "host")
+    return dra_simulate.build("vm-1gpu", tmp_path / "host")
 
 
 def test_a_machine_without_a_gpu_has_no_sign(tmp_path: Path) -> None:
-    host = simulate.build("cpu-only", tmp_path / "host")
+    host = dra_simulate.build("cpu-only", tmp_path / "host")
     assert find_signs(host, NONE) == []
     assert missing(host, [], None) == ""
 

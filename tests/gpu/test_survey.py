@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.doctor.record import record
 from dra_agent.host import Host
 from dra_agent.inventory.nvidia.nvml_client import NoPermissionError, NvmlClient
 from dra_agent.inventory.nvidia.profiles import read_profiles
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.recording import NVML, load_manifest
-from dra_agent.simulate import nvml as fake
+from dra_simulate import nvml as fake
 from recordings.compare import differences
 from recordings.conclusions import anonymous, conclusions
 from recordings.replay import replay
@@ -120,7 +120,7 @@ def test_the_recording_is_the_same_host(host: Host, journal: Journal, tmp_path: 
     journal.add("Recording", {"directory": str(folder), "files": [file.path for file in manifest.files]})
     journal.add("Not recorded", [f"{one.where}: {one.reason}" for one in manifest.omitted])
     assert load_manifest(folder) == manifest and (folder / NVML).exists()
-    again = simulate.build(str(folder), tmp_path / "again")
+    again = dra_simulate.build(str(folder), tmp_path / "again")
     fake = anonymous(conclusions(again))
     with replay(folder) as misses:
         strict = anonymous(conclusions(again))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.cdi.edits.nvidia import NvidiaGpu
 from dra_agent.cdi.edits.nvidia_toolkit import ToolkitCommand
 from dra_agent.host import Host
@@ -24,7 +24,7 @@ from .test_driver import compare_nodes, nvidia
 @pytest.fixture(scope="module", params=["vm-1gpu", "mixed"])
 def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Host:
     """A whole GPU, or MIG instances."""
-    made = simulate.build(request.param, tmp_path_factory.mktemp("toolkit") / "host")
+    made = dra_simulate.build(request.param, tmp_path_factory.mktemp("toolkit") / "host")
     if request.param == "mixed":
         divide(made)
     return made

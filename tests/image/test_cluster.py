@@ -42,7 +42,7 @@ def test_a_container_names_version_and_revision(cluster: Cluster, plain: Image) 
 def test_the_plain_image_names_the_variant_with_simulated_hardware(cluster: Cluster, plain: Image) -> None:
     done = execute(cluster.nodes[0], plain, "devices", "--simulate", PROFILE)
     assert done.returncode == 1
-    assert "simulated NVML library" in done.stderr
+    assert "needs the package dra-agent-simulate" in done.stderr
     assert "debug variant" in done.stderr
 
 

@@ -12,7 +12,7 @@ from dra_agent import __version__
 
 from .conftest import Image
 
-FAKE = "/usr/local/lib/dra-agent/dra_agent/simulate/lib/libnvidia-ml.so.1"
+FAKE = "/usr/local/lib/dra-agent/dra_simulate/lib/libnvidia-ml.so.1"
 HOOK = "/usr/local/lib/dra-agent/dra_agent/device_setup/lib/dra-agent-hook"
 SBOM = "/usr/share/doc/dra-agent/sbom.cdx.json"
 PROGRAMS = re.compile(r"/usr/local/bin/dra-agent|/usr(/local)?/bin/python3\.\d+|.*/ld-linux-[a-z0-9-]+\.so\.\d|" + HOOK)

@@ -8,11 +8,11 @@ from pathlib import Path
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
-from dra_agent.simulate import build_machine, inject, mig_models, models
-from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
-from dra_agent.simulate.models import AMPERE, GIB, GpuModel
-from dra_agent.simulate.parts.nvidia import gpu
 from dra_agent.topology import LiveTopology
+from dra_simulate import build_machine, inject, mig_models, models
+from dra_simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
+from dra_simulate.models import AMPERE, GIB, GpuModel
+from dra_simulate.parts.nvidia import gpu
 
 ADDRESS, NAME = "0000:01:00.0", "gpu-0000-01-00-0"
 ALL = PartitionRule(when='device.attributes["dra-agent.internal"].type == "gpu"', mode="mig")

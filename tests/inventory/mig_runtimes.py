@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from dra_agent.simulate.container import TOOLKITS, Container, host_service
+from dra_simulate.container import TOOLKITS, Container, host_service
 
 _PRIVILEGES = ((False, False), (True, False), (False, True))
 """SYS_ADMIN, privileged."""

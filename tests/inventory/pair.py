@@ -6,9 +6,9 @@ import ctypes
 from typing import Any
 
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient
-from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
-from dra_agent.simulate.models import GIB, H100_SXM
-from dra_agent.simulate.parts.nvidia import gpu
+from dra_simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
+from dra_simulate.models import GIB, H100_SXM
+from dra_simulate.parts.nvidia import gpu
 
 ADDRESS, OTHER = "0000:01:00.0", "0000:02:00.0"
 NAME = "gpu-0000-01-00-0"

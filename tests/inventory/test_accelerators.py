@@ -13,8 +13,8 @@ from dra_agent.host import Host
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.neuron import NEURON_IOCTL_DEVICE_BDF_EXT, query_address
-from dra_agent.simulate import build
 from dra_agent.topology import DeviceKind, PciFunction, Topology, scan
+from dra_simulate import build
 
 Write = Callable[[str, object], None]
 Make = Callable[..., PciFunction]

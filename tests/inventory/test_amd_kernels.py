@@ -11,10 +11,10 @@ from dra_agent.inventory.amd.kfd import gpu_nodes
 from dra_agent.inventory.collector import Collector, collect
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.simulate import build_machine
-from dra_agent.simulate.kernel import SimulatedKernel
-from dra_agent.simulate.roles.amd import LINUX_6_8, LINUX_6_14, LINUX_6_18, ROCM_7_1, AmdGpu, AmdgpuDriver
 from dra_agent.topology import scan
+from dra_simulate import build_machine
+from dra_simulate.kernel import SimulatedKernel
+from dra_simulate.roles.amd import LINUX_6_8, LINUX_6_14, LINUX_6_18, ROCM_7_1, AmdGpu, AmdgpuDriver
 from inventory.test_amd_modes import DIVISIBLE, machine
 
 FIRST = "0000:11:00.0"

@@ -14,9 +14,9 @@ from dra_agent.inventory.amd.kfd import NODES
 from dra_agent.inventory.amd.xgmi import Links, XgmiLinks
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Device, Inventory
-from dra_agent.simulate import build_machine
-from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.topology import scan
+from dra_simulate import build_machine
+from dra_simulate.kernel import SimulatedKernel
 from eventually import DEADLINE_S
 from inventory.half_made import half_made
 from inventory.test_amd_modes import DIVISIBLE, machine

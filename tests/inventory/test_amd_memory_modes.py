@@ -12,13 +12,13 @@ import pytest
 
 from dra_agent.host import Host
 from dra_agent.inventory.collector import collect
-from dra_agent.simulate import build_machine
-from dra_agent.simulate.kernel import SimulatedKernel
-from dra_agent.simulate.machine import Function, HostBridge, Machine, NumaNode
-from dra_agent.simulate.parts.amd import mi300a, mi300x, mi308x, mi355x
-from dra_agent.simulate.parts.bridges import port
-from dra_agent.simulate.roles.amd import LINUX_6_8, LINUX_6_18, AmdGpu, AmdgpuDriver
 from dra_agent.topology import scan
+from dra_simulate import build_machine
+from dra_simulate.kernel import SimulatedKernel
+from dra_simulate.machine import Function, HostBridge, Machine, NumaNode
+from dra_simulate.parts.amd import mi300a, mi300x, mi308x, mi355x
+from dra_simulate.parts.bridges import port
+from dra_simulate.roles.amd import LINUX_6_8, LINUX_6_18, AmdGpu, AmdgpuDriver
 from inventory.test_amd_modes import DIVISIBLE
 
 ADDRESS = "0000:11:00.0"

@@ -13,9 +13,9 @@ from dra_agent.inventory.amd.mode_transition import SETTLE_TIMEOUT_S
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.inventory.model import Inventory
-from dra_agent.simulate import build_machine
-from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.topology import scan
+from dra_simulate import build_machine
+from dra_simulate.kernel import SimulatedKernel
 from eventually import DEADLINE_S
 from inventory.half_made import MODE, half_made, unread, was_read
 from inventory.test_amd_modes import DIVISIBLE, machine

@@ -14,13 +14,13 @@ from dra_agent.inventory.api import CounterConsumption
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
-from dra_agent.simulate import build_machine
-from dra_agent.simulate.machine import HostBridge, Machine, NumaNode
-from dra_agent.simulate.parts.amd import mi300x
-from dra_agent.simulate.parts.bridges import port
-from dra_agent.simulate.roles.amd import LINUX_6_8, AmdgpuDriver
 from dra_agent.slices import desired_slices
 from dra_agent.topology import scan
+from dra_simulate import build_machine
+from dra_simulate.machine import HostBridge, Machine, NumaNode
+from dra_simulate.parts.amd import mi300x
+from dra_simulate.parts.bridges import port
+from dra_simulate.roles.amd import LINUX_6_8, AmdgpuDriver
 
 DRIVER = "dra-agent.internal"
 PARTS = {"SPX": 1, "DPX": 2, "QPX": 4, "CPX": 8}
@@ -123,7 +123,7 @@ def test_every_mode_is_offered_in_any_current_mode(inventory: Inventory) -> None
 
 
 def test_published_devices_do_not_depend_on_the_mode(tmp_path: Path, inventory: Inventory) -> None:
-    from dra_agent.simulate.kernel import SimulatedKernel
+    from dra_simulate.kernel import SimulatedKernel
 
     host = build_machine(machine(), tmp_path / "host")
     SimulatedKernel(tmp_path / "host", machine()).write("bus/pci/devices/0000:11:00.0/current_compute_partition", "CPX")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.host import Host
 from dra_agent.inventory.amd.kfd import KfdNode, gpu_nodes
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Device
-from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.topology import scan
+from dra_simulate.kernel import SimulatedKernel
 from inventory.test_amd_modes import DIVISIBLE
 
 DESCRIBED = ("productName", "brand", "architecture", "computePartition", "memoryPartition")
@@ -23,7 +23,7 @@ DESCRIBED = ("productName", "brand", "architecture", "computePartition", "memory
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Host]:
     folder = tmp_path_factory.mktemp("profiles")
-    return cache(lambda profile: simulate.build(profile, folder / profile))
+    return cache(lambda profile: dra_simulate.build(profile, folder / profile))
 
 
 def gpus(host: Host) -> list[Device]:
@@ -85,7 +85,7 @@ def test_the_simulated_mi210_host_has_the_compute_topology_of_the_recorded_one(
 
 @pytest.mark.parametrize("profile", ["mi300a", "mi308x", "mi350x"])
 def test_allocatable_devices_do_not_depend_on_the_mode(profile: str, tmp_path: Path) -> None:
-    host = simulate.build(profile, tmp_path / "host")
+    host = dra_simulate.build(profile, tmp_path / "host")
     before = collect(host, scan(host), DIVISIBLE)
     address = before.family("gpu")[0].pci_address
     modes = {str(one.attributes["computePartition"].value) for one in before.family("gpu")}
@@ -98,7 +98,7 @@ def test_allocatable_devices_do_not_depend_on_the_mode(profile: str, tmp_path: P
 
 
 def test_partitions_of_an_apu_have_the_memory_that_kfd_gives_them(tmp_path: Path) -> None:
-    host = simulate.build("mi300a", tmp_path / "host")
+    host = dra_simulate.build("mi300a", tmp_path / "host")
     SimulatedKernel(tmp_path / "host").write("bus/pci/devices/0001:01:00.0/current_compute_partition", "TPX")
     parts = [device for device in gpus(host) if device.attributes["type"].value == "partition"]
     assert [device.name for device in parts] == [f"gpu-0001-01-00-0-tpx-{number}" for number in range(3)]
@@ -109,7 +109,7 @@ def test_partitions_of_an_apu_have_the_memory_that_kfd_gives_them(tmp_path: Path
 
 
 def test_a_virtual_function_in_a_guest_is_one_gpu_that_is_not_divided(tmp_path: Path) -> None:
-    host = simulate.build("mi300x-vf", tmp_path / "host")
+    host = dra_simulate.build("mi300x-vf", tmp_path / "host")
     found = collect(host, scan(host), DIVISIBLE)
     assert found.counter_sets == {} and len(found.family("gpu")) == 8
     kernel = SimulatedKernel(tmp_path / "host")

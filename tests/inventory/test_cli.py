@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.cli.main import main
 from dra_agent.conflicts import DeviceConflicts, SavedConflicts, save_conflicts
-from dra_agent.simulate import inject
+from dra_simulate import inject
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +137,7 @@ def test_a_device_of_another_driver_is_reported_as_not_published(
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Watch a simulated host with a command: a GPU is unplugged, plugged in again, and the command is interrupted."""
     root = tmp_path / "host"
-    host = simulate.build("vm-1gpu", root)
+    host = dra_simulate.build("vm-1gpu", root)
 
     def interrupt() -> None:
         raise KeyboardInterrupt

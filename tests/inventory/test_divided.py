@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.inventory.api import Taint
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Device, Inventory
@@ -15,9 +15,9 @@ from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.nvidia.partitions import GpuInstance, PartitionLayout
 from dra_agent.inventory.nvidia.profiles import MigProfile, Placement, profile_label
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
-from dra_agent.simulate import inject
 from dra_agent.slices import desired_slices, diff_slices
 from dra_agent.topology import LiveTopology
+from dra_simulate import inject
 from eventually import DEADLINE_S
 
 ALL = 'device.attributes["dra-agent.internal"].type == "gpu"'
@@ -25,7 +25,7 @@ FIRST = "gpu-0000-1b-00-0"
 
 
 def inventory(root: Path, profile: str, when: str) -> Inventory:
-    host = simulate.build(profile, root)
+    host = dra_simulate.build(profile, root)
     collector = Collector(host, InventorySettings(partition=(PartitionRule(when=when, mode="mig"),)))
     try:
         return collector.collect(LiveTopology(host).snapshot())
@@ -135,7 +135,7 @@ def test_a_gpu_whose_mode_takes_a_reset_is_offered_in_the_mode_that_it_is_in(tmp
 
 def test_an_a100_in_mig_mode_is_offered_in_partitions_only(tmp_path: Path) -> None:
     root = tmp_path / "host"
-    host = simulate.build("mixed", root)
+    host = dra_simulate.build("mixed", root)
     nvml = acquire(host.nvml_library, DEADLINE_S)
     nvml.start()
     gpu = nvml.call("nvmlDeviceGetHandleByPciBusId", b"00000000:1A:00.0")

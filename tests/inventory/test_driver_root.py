@@ -11,28 +11,28 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.driver_root import LIBRARY, DriverMissingError, DriverRoot
 from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
-from dra_agent.simulate import build_machine, driver_container, nvml
 from dra_agent.topology import scan
+from dra_simulate import build_machine, driver_container, nvml
 from eventually import DEADLINE_S
 from inventory.pair import PAIR
 
 PATH = Path("/run/nvidia/driver")
 GPU = "gpu-0000-00-04-0"
 PARTITIONS = PartitionRule(when='device.attributes["dra-agent.internal"].type == "gpu"', mode="mig")
-BUILT = Path(simulate.__file__).parent / "lib" / LIBRARY
+BUILT = Path(dra_simulate.__file__).parent / "lib" / LIBRARY
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A host with the driver's kernel modules, and an empty driver root."""
-    simulate.build("vm-1gpu", tmp_path / "host")
+    dra_simulate.build("vm-1gpu", tmp_path / "host")
     driver_container.remove(tmp_path / "host")
     return tmp_path / "host"
 
@@ -40,7 +40,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def host(root: Path) -> Host:
     mount = root / "run/nvidia/driver"
-    return replace(simulate.build("vm-1gpu", root), driver_root=DriverRoot(mount, mount))
+    return replace(dra_simulate.build("vm-1gpu", root), driver_root=DriverRoot(mount, mount))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import msgspec
 import pynvml
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.health.monitor import Monitor
 from dra_agent.health.settings import HealthSettings
 from dra_agent.host import Host
@@ -20,10 +20,10 @@ from dra_agent.inventory.collector import Collector, collect
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.nvidia.fabric import judge_fabric, read_fabric
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.simulate import inject
-from dra_agent.simulate.machine import Machine
-from dra_agent.simulate.profiles import load_profile
 from dra_agent.topology import scan
+from dra_simulate import inject
+from dra_simulate.machine import Machine
+from dra_simulate.profiles import load_profile
 from eventually import DEADLINE_S
 
 DRIVER = "dra-agent.internal"
@@ -52,7 +52,7 @@ def with_driver(profile: str, version: str) -> Machine:
 @pytest.fixture(scope="module", params=DRIVERS)
 def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Host:
     """A host with eight GPUs, and a driver of each version of the fabric's structure."""
-    return simulate.build_machine(with_driver("hgx-h200", request.param), tmp_path_factory.mktemp("host") / "host")
+    return dra_simulate.build_machine(with_driver("hgx-h200", request.param), tmp_path_factory.mktemp("host") / "host")
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_faults_of_the_fabric_are_issues(
 
 
 def test_gpus_without_a_fabric_are_unaffected(tmp_path: Path) -> None:
-    host = simulate.build("l40s", tmp_path / "host")
+    host = dra_simulate.build("l40s", tmp_path / "host")
     inject.fabric(tmp_path / "host", "0", "in-progress")
     collector = Collector(host, InventorySettings(nvml_timeout=DEADLINE_S))
     try:
@@ -164,7 +164,7 @@ def test_gpus_without_a_fabric_are_unaffected(tmp_path: Path) -> None:
 @pytest.fixture(params=DRIVERS)
 def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
     """Four GPUs of a fabric of many hosts."""
-    return simulate.build_machine(with_driver("gb200-nvl", request.param), tmp_path / "rack")
+    return dra_simulate.build_machine(with_driver("gb200-nvl", request.param), tmp_path / "rack")
 
 
 def registered(host: Host) -> set[tuple[object, ...]]:
@@ -183,7 +183,7 @@ def test_every_version_reports_the_same_domain_and_clique(rack: Host) -> None:
 
 
 def test_a_driver_that_removed_the_older_versions_reports_the_same(tmp_path: Path) -> None:
-    host = simulate.build_machine(with_driver("gb200-nvl", VERSION_4), tmp_path / "rack")
+    host = dra_simulate.build_machine(with_driver("gb200-nvl", VERSION_4), tmp_path / "rack")
     before = registered(host)
     inject.fail(tmp_path / "rack", "nvmlDeviceGetGpuFabricInfoV", MISMATCH)
     assert registered(host) == before and before != {()}
@@ -192,7 +192,7 @@ def test_a_driver_that_removed_the_older_versions_reports_the_same(tmp_path: Pat
 
 
 def test_a_library_without_version_4_is_asked_for_the_older_one(tmp_path: Path) -> None:
-    host = simulate.build_machine(with_driver("gb200-nvl", VERSION_4), tmp_path / "rack")
+    host = dra_simulate.build_machine(with_driver("gb200-nvl", VERSION_4), tmp_path / "rack")
     before = registered(host)
     inject.fail(tmp_path / "rack", "nvmlDeviceGetGpuFabricInfo_v4", NOT_FOUND)
     assert registered(host) == before and before != {()}
@@ -200,7 +200,7 @@ def test_a_library_without_version_4_is_asked_for_the_older_one(tmp_path: Path) 
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_an_unexpected_error_is_reported_once(tmp_path: Path, driver: str) -> None:
-    host = simulate.build_machine(with_driver("gb200-nvl", driver), tmp_path / "rack")
+    host = dra_simulate.build_machine(with_driver("gb200-nvl", driver), tmp_path / "rack")
     inject.fail(tmp_path / "rack", "nvmlDeviceGetGpuFabricInfoV", UNKNOWN)
     if driver == VERSION_4:
         inject.fail(tmp_path / "rack", "nvmlDeviceGetGpuFabricInfo_v4", UNKNOWN)

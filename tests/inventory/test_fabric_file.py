@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Device, Inventory
@@ -21,7 +21,7 @@ PLACES = ("rack", "leaf", "spine", "core", "rail")
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """GPUs that need no library, and adapters with RDMA."""
-    return simulate.build("mi300x", tmp_path_factory.mktemp("host") / "host")
+    return dra_simulate.build("mi300x", tmp_path_factory.mktemp("host") / "host")
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.host import Host
 from dra_agent.inventory.amd.backend import AmdBackend
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.nvidia.nvml_client import WHOLE, CallTimeoutError, NvmlClient
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.simulate import inject, nvml
 from dra_agent.topology import DeviceKind, PciFunction, scan
+from dra_simulate import inject, nvml
 from eventually import DEADLINE_S, eventually
 
 GPU = "gpu-0000-1b-00-0"
@@ -24,7 +24,7 @@ GPU = "gpu-0000-1b-00-0"
 
 @pytest.fixture(scope="module")
 def dgx(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    return simulate.build("dgx-h100", tmp_path_factory.mktemp("host") / "dgx")
+    return dra_simulate.build("dgx-h100", tmp_path_factory.mktemp("host") / "dgx")
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_amd_counts_uncorrected_errors(
 def test_a_link_that_is_switched_on_and_down_is_an_ailment(tmp_path: Path) -> None:
     from dra_agent.inventory.nic import NicBackend
 
-    host = simulate.build("hgx-h200", tmp_path / "hgx")
+    host = dra_simulate.build("hgx-h200", tmp_path / "hgx")
     functions = [device for device in scan(host).devices if device.net]
     function = functions[0]
     interface = host.sysfs / "bus/pci/devices" / function.pci_address / "net" / next(iter(function.net))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import _native, simulate
+import dra_simulate
+from dra_agent import _native
 from dra_agent.host import Host
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Device, Inventory
@@ -71,9 +72,9 @@ EXPECTED = {
 }
 
 
-@pytest.fixture(scope="module", params=simulate.profiles())
+@pytest.fixture(scope="module", params=dra_simulate.profiles())
 def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Host]]:
-    yield request.param, simulate.build(request.param, tmp_path_factory.mktemp("host") / "root")
+    yield request.param, dra_simulate.build(request.param, tmp_path_factory.mktemp("host") / "root")
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +166,7 @@ def test_taking_it_again_gives_the_same(host: tuple[str, Host], inventory: Inven
 def test_gpus_and_nics_below_one_switch_have_its_address(
     profile: str, switches: int, gpus: int, nics: int, tmp_path: Path
 ) -> None:
-    built = simulate.build(profile, tmp_path / "root")
+    built = dra_simulate.build(profile, tmp_path / "root")
     below: dict[object, list[str]] = {}
     for device in collect(built, scan(built)).devices:
         if device.family in ("gpu", "nic") and "pcieSwitch" in device.attributes:

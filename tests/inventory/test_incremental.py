@@ -22,9 +22,9 @@ from dra_agent.inventory.settings import (
     PassthroughRule,
     ShareRule,
 )
-from dra_agent.simulate import build, inject
 from dra_agent.slices import CurrentSlices, desired_slices
 from dra_agent.topology import DeviceKind, LiveTopology, Uevent, scan
+from dra_simulate import build, inject
 from eventually import DEADLINE_S
 from inventory.changing_host import ChangingHost
 

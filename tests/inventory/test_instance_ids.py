@@ -12,9 +12,9 @@ from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.simulate import build_machine
-from dra_agent.simulate.machine import NvidiaDriver
 from dra_agent.topology import LiveTopology
+from dra_simulate import build_machine
+from dra_simulate.machine import NvidiaDriver
 from eventually import DEADLINE_S
 from inventory.pair import ADDRESS, NAME, ONE_G, PAIR, TWO_G, handle, make
 

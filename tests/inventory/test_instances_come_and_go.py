@@ -16,8 +16,8 @@ from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.nvidia.mig_ownership import OwnedInstance, note_path, read_note
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, NvmlError, acquire
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
-from dra_agent.simulate import build_machine, inject
 from dra_agent.topology import scan
+from dra_simulate import build_machine, inject
 from eventually import DEADLINE_S
 from inventory.pair import ADDRESS, NAME, ONE_G, PAIR, TWO_G, destroy, handle, make
 

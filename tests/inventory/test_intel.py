@@ -13,10 +13,10 @@ from dra_agent.inventory.intel.backend import IntelBackend, VirtualFunctions
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
-from dra_agent.simulate import build
-from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.slices import desired_slices
 from dra_agent.topology import DeviceKind, Drm, PciFunction, Sriov, scan
+from dra_simulate import build
+from dra_simulate.kernel import SimulatedKernel
 
 Write = Callable[[str, object], None]
 PCI = "sys/bus/pci/devices"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.host import Host
 from dra_agent.inventory.amd.kfd import KfdReader
 from dra_agent.inventory.collector import Collector, collect
@@ -21,10 +21,10 @@ from dra_agent.inventory.interconnect import Interconnect, group_gpus, pair
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.passthrough import VfioBinding, VfioBindingStore
 from dra_agent.inventory.settings import InventorySettings, PartitionRule, PassthroughRule
-from dra_agent.simulate import inject
-from dra_agent.simulate.kernel import SimulatedKernel
-from dra_agent.simulate.profiles import load_profile
 from dra_agent.topology import scan
+from dra_simulate import inject
+from dra_simulate.kernel import SimulatedKernel
+from dra_simulate.profiles import load_profile
 from eventually import DEADLINE_S
 from inventory.hurry import hurry
 
@@ -108,13 +108,13 @@ def width_of(devices: list[Device]) -> int | None:
     ],
 )
 def test_groups_of_simulated_hosts(profile: str, groups: list[tuple[int, int | None]], tmp_path: Path) -> None:
-    host = simulate.build(profile, tmp_path / "host")
+    host = dra_simulate.build(profile, tmp_path / "host")
     assert grouped(collect(host, scan(host), SETTINGS)) == groups
 
 
 @pytest.fixture(scope="module")
 def dgx(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    return simulate.build("dgx-h100", tmp_path_factory.mktemp("host") / "dgx")
+    return dra_simulate.build("dgx-h100", tmp_path_factory.mktemp("host") / "dgx")
 
 
 @pytest.fixture
@@ -198,14 +198,14 @@ def test_a_library_without_the_calls_costs_only_the_groups(dgx: Host, take: Call
 
 
 def test_instances_of_a_gpu_in_mig_mode_have_no_links(tmp_path: Path) -> None:
-    host = simulate.build("mixed", tmp_path / "host")
+    host = dra_simulate.build("mixed", tmp_path / "host")
     inventory = collect(host, scan(host), SETTINGS)
     assert [one for one in inventory.family("gpu") if "interconnectGroup" in one.attributes] == []
 
 
 def test_a_change_of_the_partition_mode_leaves_the_groups_of_other_gpus(tmp_path: Path) -> None:
     """KFD removes the nodes of a GPU before it creates those of the new mode."""
-    host = simulate.build("mi300x", tmp_path / "host")
+    host = dra_simulate.build("mi300x", tmp_path / "host")
     reader = KfdReader(host)
 
     def groups() -> set[Interconnect | None]:
@@ -223,7 +223,7 @@ def test_a_change_of_the_partition_mode_leaves_the_groups_of_other_gpus(tmp_path
 @pytest.mark.parametrize("mode", ["SPX", "CPX"])
 def test_gpus_that_claims_divide_have_the_same_group_in_every_mode(mode: str, tmp_path: Path) -> None:
     """KFD shows no number of links of a divided GPU, so none is published."""
-    host = simulate.build("mi300x", tmp_path / "host")
+    host = dra_simulate.build("mi300x", tmp_path / "host")
     first = host.sysfs / "bus/pci/devices/0000:0c:00.0/current_compute_partition"
     SimulatedKernel(tmp_path / "host", load_profile("mi300x")).write(str(first.relative_to(host.sysfs)), mode)
     rule = PartitionRule('device.attributes["dra-agent.internal"].vendor == "amd"', "amd")

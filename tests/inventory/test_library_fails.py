@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Device
@@ -26,8 +26,8 @@ from dra_agent.inventory.nvidia.nvml_client import (
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.nvml import client
 from dra_agent.nvml.client import NvmlWorker
-from dra_agent.simulate import inject
 from dra_agent.topology import scan
+from dra_simulate import inject
 from eventually import DEADLINE_S, eventually
 
 BUS = b"00000000:00:04.0"
@@ -36,7 +36,7 @@ GPU = "gpu-0000-00-04-0"
 
 @pytest.fixture(scope="module")
 def vm(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    return simulate.build("vm-1gpu", tmp_path_factory.mktemp("host") / "vm")
+    return dra_simulate.build("vm-1gpu", tmp_path_factory.mktemp("host") / "vm")
 
 
 @pytest.fixture

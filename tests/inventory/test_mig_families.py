@@ -9,8 +9,8 @@ import pytest
 
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.nvidia.profiles import profile_name
-from dra_agent.simulate import mig_models
-from dra_agent.simulate.models import AMPERE, GpuModel
+from dra_simulate import mig_models
+from dra_simulate.models import AMPERE, GpuModel
 from inventory.mig_families import FAMILIES, NAME, partitioned, partitions
 
 families = pytest.mark.parametrize("model", FAMILIES.values(), ids=FAMILIES)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.inventory.nvidia.gpu_info import read_gpu
 from dra_agent.inventory.nvidia.nvlink import NvLinks
 from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlBusyError, NvmlClient, acquire
@@ -75,7 +75,7 @@ class SwitchedGpu:
 @pytest.fixture
 def library(tmp_path: Path) -> Iterator[tuple[NvmlClient, Any, str]]:
     """A library, and a handle and the address of a GPU."""
-    host = simulate.build("vm-1gpu", tmp_path)
+    host = dra_simulate.build("vm-1gpu", tmp_path)
     (address,) = (one.pci_address for one in scan(host).devices if one.driver == "nvidia")
     client = acquire(host.nvml, DEADLINE_S)
     client.start()

@@ -12,8 +12,8 @@ import pytest
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.nvidia.partitions import GpuInstance, PartitionLayout
 from dra_agent.inventory.nvidia.profiles import MigProfile, Placement, read_profiles
-from dra_agent.simulate import build_machine
-from dra_agent.simulate.models import GpuModel
+from dra_simulate import build_machine
+from dra_simulate.models import GpuModel
 from eventually import DEADLINE_S
 from inventory.mig_families import ADDRESS, FAMILIES, machine_of, switch_on
 

@@ -15,9 +15,9 @@ from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
-from dra_agent.simulate import build_machine, driver_container, inject
-from dra_agent.simulate.nvml import Access
 from dra_agent.topology import LiveTopology
+from dra_simulate import build_machine, driver_container, inject
+from dra_simulate.nvml import Access
 from eventually import DEADLINE_S
 from inventory.mig_runtimes import CASES
 from inventory.pair import ADDRESS, NAME, ONE_G, PAIR, TWO_G, handle, make

@@ -12,9 +12,9 @@ from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
-from dra_agent.simulate import build_machine, inject
-from dra_agent.simulate.machine import Machine, NvidiaDriver
 from dra_agent.topology import LiveTopology
+from dra_simulate import build_machine, inject
+from dra_simulate.machine import Machine, NvidiaDriver
 from inventory.pair import NAME, PAIR
 
 ALL = PartitionRule(when='device.attributes["dra-agent.internal"].type == "gpu"', mode="mig")

@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.host import Host
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.nvidia.gpu_info import ARCHITECTURES
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.simulate import inject, nvml
-from dra_agent.simulate.models import BLACKWELL
 from dra_agent.topology import scan
+from dra_simulate import inject, nvml
+from dra_simulate.models import BLACKWELL
 from eventually import DEADLINE_S
 
 SETTINGS = InventorySettings(nvml_timeout=DEADLINE_S)
@@ -28,7 +28,7 @@ VERSION_MISMATCH = 25
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    return simulate.build("vm-1gpu", tmp_path / "vm")
+    return dra_simulate.build("vm-1gpu", tmp_path / "vm")
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_structure_of_another_version_costs_its_values_only(host: Host, root: 
 
 
 def test_a_gpu_without_its_own_memory_is_published_without_memory(tmp_path: Path) -> None:
-    host = simulate.build("dgx-spark", tmp_path / "spark")
+    host = dra_simulate.build("dgx-spark", tmp_path / "spark")
     inventory = collect(host, scan(host), SETTINGS)
     assert inventory.problems == ()
     (device,) = inventory.family("gpu")

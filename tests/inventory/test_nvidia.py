@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Inventory
@@ -16,8 +16,8 @@ from dra_agent.inventory.nvidia.gpu_info import has_tensor_cores
 from dra_agent.inventory.nvidia.nvml_client import WHOLE
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.tracker import InventoryTracker
-from dra_agent.simulate import inject, nvml
 from dra_agent.topology import scan
+from dra_simulate import inject, nvml
 from eventually import DEADLINE_S, eventually
 from inventory.hurry import HURRY_S, hurry
 from inventory.rescan import rescan
@@ -29,7 +29,7 @@ LOST, UNKNOWN_ERROR, NO_PERMISSION = 15, 999, 4
 @pytest.fixture(scope="module")
 def dgx(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """One for all tests: building it takes longer than they do, and each leaves it as it was."""
-    return simulate.build("dgx-h100", tmp_path_factory.mktemp("host") / "dgx")
+    return dra_simulate.build("dgx-h100", tmp_path_factory.mktemp("host") / "dgx")
 
 
 @pytest.fixture

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.pool_groups import PoolGroups
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.slices import desired_slices
-from dra_agent.slices.template import unlike_devices
 from dra_agent.topology import scan
 from dra_agent.topology.model import Topology
+from dra_cluster.template import unlike_devices
 from publish.node import partitioned
 
 NODE = "n1"
@@ -34,7 +34,7 @@ def names(published: list[dict[str, Any]]) -> list[str]:
 
 
 def inventory_of(profile: str, directory: Path, settings: InventorySettings) -> Inventory:
-    host = simulate.build(profile, directory / profile)
+    host = dra_simulate.build(profile, directory / profile)
     return collect(host, scan(host), settings)
 
 

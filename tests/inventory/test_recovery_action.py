@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.health.hysteresis import CONFIRM_AFTER_S
 from dra_agent.health.monitor import Monitor
@@ -17,8 +17,8 @@ from dra_agent.health.settings import HealthSettings
 from dra_agent.host import Host
 from dra_agent.inventory.nvidia.recovery import evaluate_recovery
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.simulate import inject, nvml
 from dra_agent.topology import Uevent
+from dra_simulate import inject, nvml
 from eventually import DEADLINE_S
 
 DRIVER = "dra-agent.internal"
@@ -35,7 +35,7 @@ class Clock:
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """Driver 615."""
-    return simulate.build("hgx-h200", tmp_path_factory.mktemp("host") / "hgx")
+    return dra_simulate.build("hgx-h200", tmp_path_factory.mktemp("host") / "hgx")
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_an_action_of_a_newer_driver_is_named_once_and_counts(
 
 
 def test_drivers_before_565_have_neither_the_field_nor_the_events(tmp_path: Path) -> None:
-    host = simulate.build("vm-1gpu", tmp_path / "vm")
+    host = dra_simulate.build("vm-1gpu", tmp_path / "vm")
     root = tmp_path / "vm"
     state = nvml.read(root / "lib")
     nvml.write(root / "lib", msgspec.structs.replace(state, driver=nvml.Driver("535.183.06", "12.535.183.06", 12020)))

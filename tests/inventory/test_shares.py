@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.errors import UsageError
 from dra_agent.host import Host
 from dra_agent.inventory.amd.backend import AmdBackend
@@ -142,7 +142,7 @@ def test_a_rule_that_can_never_work_is_refused_with_its_field(rule: ShareRule, f
 
 
 def test_shares_of_a_simulated_host_are_valid_in_the_api(tmp_path: Path) -> None:
-    host = simulate.build("dgx-h100", tmp_path / "host")
+    host = dra_simulate.build("dgx-h100", tmp_path / "host")
     when = 'device.attributes["resource.kubernetes.io"].pciBusID == "0000:1b:00.0"'
     rule = ShareRule(when, "none", minimum="1Gi", default="8Gi")
     inventory = collect(host, scan(host), InventorySettings(share=(rule,)))

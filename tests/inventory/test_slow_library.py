@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.device_setup.mig import driver as mig_driver
 from dra_agent.health.monitor import Monitor
@@ -21,8 +21,8 @@ from dra_agent.inventory.nvidia import gpu_start
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.nvml.client import CallTimeoutError, NvmlWorker, WorkerExitedError
-from dra_agent.simulate import inject, nvml
 from dra_agent.topology import scan
+from dra_simulate import inject, nvml
 from eventually import DEADLINE_S, eventually
 from inventory.hurry import hurry
 
@@ -35,7 +35,7 @@ SHIPPED = InventorySettings()
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    return simulate.build("dgx-h100", tmp_path / "dgx")
+    return dra_simulate.build("dgx-h100", tmp_path / "dgx")
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_shipped_deadlines_suffice_for_eight_slow_gpus(host: Host, root: Path, d
 
 
 def test_a_host_with_one_gpu_waits_no_longer_than_before(tmp_path: Path, deadlines: dict[str, float]) -> None:
-    host = simulate.build("vm-1gpu", tmp_path / "vm")
+    host = dra_simulate.build("vm-1gpu", tmp_path / "vm")
     collect(host, scan(host), SHIPPED)
     assert deadlines["nvmlInitWithFlags"] == deadlines[LOOK_UP] == SHIPPED.nvml_timeout * 4
 

@@ -10,11 +10,11 @@ import pytest
 
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
-from dra_agent.simulate import build_machine
-from dra_agent.simulate.machine import HostBridge
-from dra_agent.simulate.models import H100_SXM
-from dra_agent.simulate.parts.nvidia import gpu
 from dra_agent.topology import LiveTopology
+from dra_simulate import build_machine
+from dra_simulate.machine import HostBridge
+from dra_simulate.models import H100_SXM
+from dra_simulate.parts.nvidia import gpu
 from inventory.pair import ADDRESS, NAME, PAIR
 
 ALL = PartitionRule(when='device.attributes["dra-agent.internal"].type == "gpu"', mode="mig")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.agent.config import Config
 from dra_agent.agent.setup_registry import vendor_edits, vendor_setups
 from dra_agent.cdi.directory import SpecDirectory
@@ -24,22 +24,30 @@ from dra_agent.inventory import vendors
 from dra_agent.inventory.collector import collect
 from dra_agent.prepare import JournalLedger, Preparer
 from dra_agent.prepare.setup import API_VERSION
-from dra_agent.simulate.builder import build_machine
-from dra_agent.simulate.machine import Function, HostBridge, Machine, NumaNode, PciId
 from dra_agent.slices import desired_slices
 from dra_agent.telemetry.model import DeviceSample
 from dra_agent.telemetry.sources.registry import SourceRegistry
 from dra_agent.topology import scan
+from dra_simulate.builder import build_machine
+from dra_simulate.machine import Function, HostBridge, Machine, NumaNode, PciId
 
 PAGE = Path(__file__).parents[2] / "docs/contributing/add-a-vendor.md"
-MODULE = re.compile(r"```python\n# python/dra_agent/(?P<path>\S+)\n(?P<source>.*?)```", re.DOTALL)
+MODULE = re.compile(r"```python\n# python/(?P<path>\S+)\n(?P<source>.*?)```", re.DOTALL)
 REGISTRY = re.compile(r'^    "(?P<id>0x\w{4})": (?P<entry>GpuVendor\(.*\)),$', re.MULTILINE)
 PROFILE = re.compile(r'^    "(?P<name>[\w-]+)": "(?P<module>\w+)",$', re.MULTILINE)
 PACKAGES = [
     importlib.import_module(f"dra_agent.{name}")
-    for name in ("inventory", "cdi.edits", "telemetry.sources", "device_setup", "simulate.profiles")
-] + [importlib.import_module(f"dra_agent.doctor.{name}") for name in ("vendors", "record.vendors")]
-PROFILES = importlib.import_module("dra_agent.simulate.profiles")
+    for name in (
+        "inventory",
+        "cdi.edits",
+        "telemetry.sources",
+        "device_setup",
+        "doctor.vendors",
+        "doctor.record.vendors",
+    )
+]
+PROFILES = importlib.import_module("dra_simulate.profiles")
+PACKAGES.append(PROFILES)
 DRIVER = "gpu.example.com"
 
 
@@ -49,10 +57,10 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
     page = PAGE.read_text()
     written = []
     for module in MODULE.finditer(page):
-        file = tmp_path / "dra_agent" / module["path"]
+        file = tmp_path / module["path"]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(module["source"])
-        written.append("dra_agent." + module["path"].removesuffix(".py").replace("/", "."))
+        written.append(module["path"].removesuffix(".py").replace("/", "."))
     for package in PACKAGES:
         folder = tmp_path / package.__name__.replace(".", "/")
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
@@ -68,7 +76,7 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
 
 @pytest.fixture
 def host(acme: list[str], tmp_path: Path) -> Host:
-    return simulate.build("acme-1gpu", tmp_path / "host")
+    return dra_simulate.build("acme-1gpu", tmp_path / "host")
 
 
 def test_each_step_has_one_module(acme: list[str]) -> None:
@@ -77,7 +85,7 @@ def test_each_step_has_one_module(acme: list[str]) -> None:
         "dra_agent.cdi.edits.acme",
         "dra_agent.telemetry.sources.acme",
         "dra_agent.device_setup.acme",
-        "dra_agent.simulate.profiles.acme_1gpu",
+        "dra_simulate.profiles.acme_1gpu",
         "dra_agent.doctor.vendors.acme",
         "dra_agent.doctor.record.vendors.acme",
     ]
@@ -140,7 +148,7 @@ def test_the_doctor_knows_the_driver_and_records_the_attributes(host: Host, tmp_
     assert recorded.files
     tree = (tmp_path / "recording/tree.jsonl").read_text()
     assert "/anvils" in tree and "/busy_percent" in tree
-    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    again = dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")
     (gpu,) = collect(again, scan(again)).devices
     assert gpu.attributes["anvils"] == collect(host, scan(host)).devices[0].attributes["anvils"]
 

@@ -10,7 +10,8 @@ import dra_agent
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(dra_agent.__file__).parent
-TEXTS = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py")) if "_pb2" not in path.name}
+PYTHON = PACKAGE.parent
+TEXTS = {path: path.read_text() for path in sorted(PYTHON.rglob("*.py")) if "_pb2" not in path.name}
 PAGES = {path: path.read_text() for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])}
 PLANNED = {"docs/contributing/add-a-vendor.md": re.compile(r"acme")}
 """Pages that name modules which a reader is to add."""
@@ -25,7 +26,7 @@ def named(pattern: re.Pattern[str]) -> dict[str, list[str]]:
     for path, text in TEXTS.items():
         for docstring in DOCSTRING.findall(text):
             for name in pattern.findall(docstring):
-                found.setdefault(name, []).append(str(path.relative_to(PACKAGE)))
+                found.setdefault(name, []).append(str(path.relative_to(PYTHON)))
     return found
 
 

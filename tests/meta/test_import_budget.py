@@ -69,7 +69,7 @@ def test_the_process_of_nvml_loads_few_modules() -> None:
 
 def test_the_agent_reads_gpus_without_pynvml(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from dra_agent.simulate import build;"
+        "import sys; from pathlib import Path; from dra_simulate import build;"
         " from dra_agent.inventory.collector import Collector; from dra_agent.topology import scan;"
         " from dra_agent.inventory.settings import InventorySettings, PartitionRule;"
         " host = build('dgx-h100', Path(sys.argv[1]));"

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import simulate
-from dra_agent.simulate import inject
+import dra_simulate
+from dra_simulate import inject
 
 
 @pytest.fixture(scope="session")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("nvml") / "vm"
-    simulate.build("vm-1gpu", root)
+    dra_simulate.build("vm-1gpu", root)
     return root
 
 

@@ -24,7 +24,7 @@ from dra_agent.nvml.client import (
     StaleHandleError,
     WorkerExitedError,
 )
-from dra_agent.simulate import inject, nvml
+from dra_simulate import inject, nvml
 from eventually import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.usefixtures("real_children")

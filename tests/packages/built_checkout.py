@@ -58,7 +58,7 @@ def prepare(machine: Machine, shared: Path) -> None:
         copy_distribution(distribution(name), packages)
     (packages / "dra_agent.pth").write_text(f"{FOLDER}/python\n")
     # In the order in which `make` builds them: it finds nothing to do.
-    outputs = [f"{FOLDER}/python/dra_agent/{name}" for name in BINARIES]
+    outputs = [f"{FOLDER}/python/{name}" for name in BINARIES]
     for path in (f"{FOLDER}/.venv/.synced", *outputs, f"{FOLDER}/.venv/.native-release"):
         machine.run("touch", path)
     machine.run("chown", "--recursive", f"{USER}:{USER}", FOLDER)
@@ -72,7 +72,7 @@ def copy_checkout(target: Path) -> None:
         text=True,
         check=True,
     )
-    built = [f"python/dra_agent/{name}" for name in BINARIES]
+    built = [f"python/{name}" for name in BINARIES]
     names = [*listed.stdout.rstrip("\0").split("\0"), *built, *([str(FILE.relative_to(ROOT))] if FILE.exists() else [])]
     for name in names:
         if (ROOT / name).exists():

@@ -88,8 +88,9 @@ def build_package(folder: Path) -> None:
 
 @pytest.fixture
 def machine(packages: Path) -> Iterator[Machine]:
-    """A machine without the package."""
+    """A machine without the package, and with simulated hosts for its agent."""
     machine = Machine(base_root(), packages)
+    add_simulated_hosts(machine, packages)
     yield machine
     machine.close()
 
@@ -99,10 +100,22 @@ def installed(packages: Path) -> Iterator[Machine]:
     """A machine on which the service of the package runs on a simulated host, for all tests of a module."""
     machine = Machine(base_root(), packages)
     try:
+        add_simulated_hosts(machine, packages)
         install_and_configure(machine)
         yield machine
     finally:
         machine.close()
+
+
+def add_simulated_hosts(machine: Machine, shared: Path) -> None:
+    """Install dra_simulate, which the package does not contain, where the interpreter of the machine finds it."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "python/dra_simulate", shared / "dra_simulate", ignore=ignored, dirs_exist_ok=True)
+    folder = machine.output("python3", "-c", "import site; print(site.getsitepackages()[0])")
+    machine.run("mkdir", "--parents", folder)
+    machine.run("cp", "--recursive", "/packages/dra_simulate", folder)
+    # Otherwise the first run as root would leave byte code.
+    machine.run("python3", "-m", "compileall", "-q", folder)
 
 
 def install_and_configure(machine: Machine) -> None:

@@ -39,6 +39,7 @@ def test_the_first_installation_enables_and_starts_the_service(machine: Machine)
         "/etc/dra-agent/config.toml"
     )
     assert machine.run("dpkg", "--verify", "dra-agent").stdout == ""
+    assert "dra_simulate" not in machine.output("dpkg-query", "--listfiles", "dra-agent")
     assert "dra-agent" in machine.output("sh", "-c", "zcat /usr/share/man/man1/dra-agent.1.gz")
     assert machine.output("kubectl-dra", "--version").startswith("kubectl-dra ")
     assert "dra-agent" in machine.output("cat", "/usr/share/bash-completion/completions/dra-agent")

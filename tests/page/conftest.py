@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dra_agent.page.last_known import LastKnown
-from dra_agent.page.server import PageServer
-from dra_agent.page.site import Site
-from dra_agent.page.views import ClusterView, HostView
+from dra_cluster.page.last_known import LastKnown
+from dra_cluster.page.server import PageServer
+from dra_cluster.page.site import Site
+from dra_cluster.page.views import ClusterView, HostView
 
 REQUEST_TIMEOUT_S = 60.0
 

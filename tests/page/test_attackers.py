@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from dra_agent.bounded_http import MAX_CONNECTIONS
-from dra_agent.page.server import PageServer
-from dra_agent.page.views import ClusterView, DeviceView, HostView, NodeView, PendingView, ReclaimView, ReleaseView
+from dra_cluster.page.server import PageServer
+from dra_cluster.page.views import ClusterView, DeviceView, HostView, NodeView, PendingView, ReclaimView, ReleaseView
 
 from .conftest import REQUEST_TIMEOUT_S, Serve, request
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dra_agent.page.last_known import LastKnown
-from dra_agent.page.server import PageServer
-from dra_agent.page.site import Page, Site
-from dra_agent.page.views import ClusterView, DeviceView, HostView, NodeView, PendingView, ReclaimView, ReleaseView
+from dra_cluster.page.last_known import LastKnown
+from dra_cluster.page.server import PageServer
+from dra_cluster.page.site import Page, Site
+from dra_cluster.page.views import ClusterView, DeviceView, HostView, NodeView, PendingView, ReclaimView, ReleaseView
 from page import chromium
 
 PHONE, DESKTOP = (390, 844), (1280, 900)

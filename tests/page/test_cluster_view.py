@@ -12,16 +12,16 @@ import pytest
 
 from allocator.cases import claim, device, make_request, model, slice_of
 from deadlines import DeadlineClock, deadline_clock
-from dra_agent.cli import ui_cluster
 from dra_agent.cli.parser import build_parser
-from dra_agent.cli.ui_cluster import MAX_EXPLAINED, cluster_view, read_cluster_view
 from dra_agent.cluster import Cluster, Sweep
 from dra_agent.errors import RetryableError
-from dra_agent.explain import pending
-from dra_agent.explain.snapshot import Snapshot
-from dra_agent.page import cluster as cluster_page
-from dra_agent.page.frame import document
-from dra_agent.page.last_known import LastRead
+from dra_cluster.cli import ui_cluster
+from dra_cluster.cli.ui_cluster import MAX_EXPLAINED, cluster_view, read_cluster_view
+from dra_cluster.explain import pending
+from dra_cluster.explain.snapshot import Snapshot
+from dra_cluster.page import cluster as cluster_page
+from dra_cluster.page.frame import document
+from dra_cluster.page.last_known import LastRead
 from eventually import DEADLINE_S
 from fake_apiserver.fake import FakeApi
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from dra_agent.cli.ui_host import device_marks
 from dra_agent.inventory.api import Attribute, Taint
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.telemetry.control import DeviceValues
 from dra_agent.telemetry.model import DeviceSample
 from dra_agent.topology.svg_card import DeviceMark
+from dra_cluster.cli.ui_host import device_marks
 
 ADDRESS = "0000:01:00.0"
 XID = Taint("dra-agent.internal/xid-79", "NoSchedule")

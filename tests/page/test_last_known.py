@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from dra_agent.errors import RetryableError
-from dra_agent.page import last_known
-from dra_agent.page.last_known import MAX_SHARE, LastKnown
+from dra_cluster.page import last_known
+from dra_cluster.page.last_known import MAX_SHARE, LastKnown
 from eventually import DEADLINE_S, eventually
 
 

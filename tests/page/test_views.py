@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dra_agent.page import cluster, host
-from dra_agent.page.frame import document
-from dra_agent.page.html import Content
-from dra_agent.page.last_known import LastRead
-from dra_agent.page.views import ClusterView, DeviceView, HostView, NodeView, PendingView, ReclaimView, ReleaseView
+from dra_cluster.page import cluster, host
+from dra_cluster.page.frame import document
+from dra_cluster.page.html import Content
+from dra_cluster.page.last_known import LastRead
+from dra_cluster.page.views import ClusterView, DeviceView, HostView, NodeView, PendingView, ReclaimView, ReleaseView
 
 from .conftest import Serve, request
 

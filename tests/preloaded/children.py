@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dra_agent import child
-from dra_agent.simulate.nvidia_smi import TOOL
+from dra_simulate.nvidia_smi import TOOL
 from preloaded.server import FORKED_MODULES
 
 Fork = Callable[[Mapping[str, Any], Sequence[int]], int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dra_agent.host import Host
 from dra_agent.inventory.nvidia.nvml_client import acquire
-from dra_agent.simulate import inject
+from dra_simulate import inject
 
 
 def divide(host: Host, address: str = "0000:1a:00.0") -> None:

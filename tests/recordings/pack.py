@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.doctor.record import record
 from dra_agent.host import Host
 from dra_agent.recording import is_recording
@@ -43,8 +43,8 @@ def unpack(name: str, target: Path) -> Path:
 
 
 def _host(root: str, work: Path) -> Host:
-    if root in simulate.profiles() or is_recording(Path(root)):
-        host = simulate.build(root, work / "host")
+    if root in dra_simulate.profiles() or is_recording(Path(root)):
+        host = dra_simulate.build(root, work / "host")
         if root == "mixed":
             divide(host)
         return host

@@ -14,18 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_agent import recording, simulate
+import dra_simulate
+from dra_agent import recording
 from dra_agent.cli.main import main
 from dra_agent.doctor.record import record
 from dra_agent.errors import PermanentError, UsageError
 from dra_agent.nvml import call_log
-from dra_agent.simulate.recording import Recording, library_state
+from dra_simulate.recording import Recording, library_state
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bad")
-    record(simulate.build("vm-1gpu", folder / "host"), folder / "recording")
+    record(dra_simulate.build("vm-1gpu", folder / "host"), folder / "recording")
     return folder / "recording"
 
 
@@ -53,7 +54,7 @@ def add_entry(folder: Path, entry: dict[str, Any]) -> None:
 
 def refusal(folder: Path, tmp_path: Path) -> str:
     with pytest.raises(UsageError) as refused:
-        simulate.build(str(folder), tmp_path / "host")
+        dra_simulate.build(str(folder), tmp_path / "host")
     assert not (tmp_path / "host").exists(), "nothing is written before everything is checked"
     return str(refused.value)
 
@@ -340,20 +341,20 @@ def test_a_directory_without_a_manifest_is_not_a_profile(tmp_path: Path, capsys:
 
 
 def test_nodes_become_files(original: Path, tmp_path: Path) -> None:
-    host = simulate.build(str(original), tmp_path / "host")
+    host = dra_simulate.build(str(original), tmp_path / "host")
     assert (host.dev / "nvidia0").is_file() and not (host.dev / "nvidia0").is_char_device()
 
 
 def test_a_host_of_another_recording_is_not_replaced(original: Path, copy: Path, tmp_path: Path) -> None:
-    simulate.build(str(original), tmp_path / "host")
-    assert simulate.build(str(copy), tmp_path / "host"), "a copy is the same recording"
+    dra_simulate.build(str(original), tmp_path / "host")
+    assert dra_simulate.build(str(copy), tmp_path / "host"), "a copy is the same recording"
     change_manifest(copy, created="later")
     with pytest.raises(PermanentError, match="holds another simulated host"):
-        simulate.build(str(copy), tmp_path / "host")
+        dra_simulate.build(str(copy), tmp_path / "host")
 
 
 def test_a_recording_is_written_whole_or_not(original: Path, tmp_path: Path) -> None:
-    host = simulate.build("cpu-only", tmp_path / "host")
+    host = dra_simulate.build("cpu-only", tmp_path / "host")
     (tmp_path / "used").mkdir()
     (tmp_path / "used/file").touch()
     with pytest.raises(PermanentError, match="not an empty directory"):

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.cli.main import main
-from dra_agent.simulate.recording import Recording
+from dra_simulate.recording import Recording
 
 from .conclusions import conclusions
 from .pack import DATA, unpack
@@ -30,7 +30,7 @@ def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_the_summary_is_the_same(recording: Path, tmp_path: Path) -> None:
-    found = summary(simulate.build(str(recording), tmp_path / "host"))
+    found = summary(dra_simulate.build(str(recording), tmp_path / "host"))
     path = DATA / f"{recording.name}.json"
     if os.environ.get("DRA_AGENT_UPDATE_SUMMARIES") == "1":
         path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
@@ -38,7 +38,7 @@ def test_the_summary_is_the_same(recording: Path, tmp_path: Path) -> None:
 
 
 def test_strict_replay_and_the_fake_agree(recording: Path, tmp_path: Path) -> None:
-    host = simulate.build(str(recording), tmp_path / "host")
+    host = dra_simulate.build(str(recording), tmp_path / "host")
     if not (recording / "nvml.jsonl").exists():
         return
     with replay(recording) as misses:

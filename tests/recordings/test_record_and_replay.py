@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.agent.setup_registry import is_recorded, is_simulated
 from dra_agent.doctor.record import record
 from dra_agent.host import Host
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.recording import load_manifest, named_recording
-from dra_agent.simulate import inject, nvml, tree
-from dra_agent.simulate.profiles import load_profile
-from dra_agent.simulate.recording import RecordedKernel
 from dra_agent.topology import scan
+from dra_simulate import inject, nvml, tree
+from dra_simulate.profiles import load_profile
+from dra_simulate.recording import RecordedKernel
 from eventually import DEADLINE_S
 
 from .compare import differences
@@ -31,11 +31,11 @@ from .replay import replay
 SETTINGS = {"plain": InventorySettings(nvml_timeout=DEADLINE_S), "partitioned": PARTITIONED}
 
 
-@pytest.fixture(scope="module", params=simulate.profiles())
+@pytest.fixture(scope="module", params=dra_simulate.profiles())
 def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Host, Path]:
     """A simulated host and its recording, with identity."""
     folder = tmp_path_factory.mktemp(request.param)
-    host = simulate.build(request.param, folder / "host")
+    host = dra_simulate.build(request.param, folder / "host")
     record(host, folder / "recording", with_identity=True)
     return host, folder / "recording"
 
@@ -44,7 +44,7 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def again(recorded: tuple[Host, Path], tmp_path_factory: pytest.TempPathFactory) -> Host:
     """A host that is built from the recording. Tests only read it."""
     _, recording = recorded
-    return simulate.build(str(recording), tmp_path_factory.mktemp("again") / "again")
+    return dra_simulate.build(str(recording), tmp_path_factory.mktemp("again") / "again")
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
@@ -70,13 +70,13 @@ def test_configuration_space_is_not_read(recorded: tuple[Host, Path]) -> None:
 
 @pytest.fixture
 def t4(tmp_path: Path) -> Iterator[Host]:
-    yield simulate.build("vm-1gpu", tmp_path / "host")
+    yield dra_simulate.build("vm-1gpu", tmp_path / "host")
     inject.clear(tmp_path / "host")
 
 
 def test_differences_are_named_by_call(t4: Host, tmp_path: Path) -> None:
     record(t4, tmp_path / "recording")
-    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    again = dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")
     state = tmp_path / "again/lib/nvml.json"
     state.write_text(state.read_text().replace('"Tesla T4"', '"Tesla T5"'))
     assert differences(tmp_path / "recording", again) == [
@@ -88,7 +88,7 @@ def test_errors_of_calls_are_repeated(t4: Host, tmp_path: Path) -> None:
     inject.fail(tmp_path / "host", "nvmlDeviceGetBrand", 3)
     inject.fail(tmp_path / "host", "nvmlDeviceGetRemappedRows", 999)
     record(t4, tmp_path / "recording")
-    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    again = dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")
     expected = anonymous(conclusions(t4))
     assert any("nvmlDeviceGetRemappedRows" in problem for problem in expected["problems"])
     assert anonymous(conclusions(again)) == expected
@@ -99,7 +99,7 @@ def test_a_call_that_is_not_recorded_is_named(t4: Host, tmp_path: Path) -> None:
     record(t4, tmp_path / "recording")
     log = tmp_path / "recording/nvml.jsonl"
     log.write_bytes(b"".join(line for line in log.read_bytes().splitlines(True) if b"GetNumGpuCores" not in line))
-    again = simulate.build("vm-1gpu", tmp_path / "host")
+    again = dra_simulate.build("vm-1gpu", tmp_path / "host")
     with replay(tmp_path / "recording") as misses:
         assert "multiprocessors" not in str(conclusions(again)["devices"])
     assert [miss.partition("(")[0] for miss in misses] == ["nvmlDeviceGetNumGpuCores"]
@@ -108,7 +108,7 @@ def test_a_call_that_is_not_recorded_is_named(t4: Host, tmp_path: Path) -> None:
 def assert_recorded(host: Host, tmp_path: Path, expected: object) -> None:
     """Check that the agent comes to the same conclusions on a recording of the host, and that it has every call."""
     record(host, tmp_path / "recording", with_identity=True)
-    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    again = dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")
     assert conclusions(again) == expected
     with replay(tmp_path / "recording") as misses:
         assert conclusions(again) == expected
@@ -116,7 +116,7 @@ def assert_recorded(host: Host, tmp_path: Path, expected: object) -> None:
 
 
 def test_mig_instances_are_recorded(tmp_path: Path) -> None:
-    host = simulate.build("mixed", tmp_path / "host")
+    host = dra_simulate.build("mixed", tmp_path / "host")
     divide(host)
     expected = conclusions(host)
     assert [device["name"] for device in expected["devices"] if "-mig-" in device["name"]]
@@ -125,13 +125,13 @@ def test_mig_instances_are_recorded(tmp_path: Path) -> None:
 
 def test_mig_instances_are_recorded_without_permission_for_mig(tmp_path: Path) -> None:
     """MIG devices are listed to all processes, the place of their GPU instances is not."""
-    host = simulate.build("mixed", tmp_path / "host")
+    host = dra_simulate.build("mixed", tmp_path / "host")
     divide(host)
     inject.set_access(tmp_path / "host", nvml.Access(admin=False, config=False, monitor=False))
     expected = {name: conclusions(host, settings) for name, settings in SETTINGS.items()}
     assert len([one for one in expected["plain"]["devices"] if "-gi" in one["name"]]) == 3
     record(host, tmp_path / "recording", with_identity=True)
-    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    again = dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")
     assert {name: conclusions(again, settings) for name, settings in SETTINGS.items()} == expected
     assert differences(tmp_path / "recording", again) == []
 
@@ -141,7 +141,7 @@ def test_a_hung_call_costs_its_deadline_and_is_noted(t4: Host, tmp_path: Path) -
     manifest = record(t4, tmp_path / "recording", settings=InventorySettings(nvml_timeout=2.0))
     assert any("did not respond within 2 s" in omission.reason for omission in manifest.omitted)
     assert load_manifest(tmp_path / "recording") == manifest
-    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    again = dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")
     assert [function.pci_address for function in scan(again).devices]
 
 
@@ -188,7 +188,7 @@ def test_a_recording_of_a_recorded_host_is_the_same_host(
 ) -> None:
     folder = tmp_path_factory.mktemp("again")
     record(recorded_host, folder / "recording", with_identity=True)
-    assert conclusions(simulate.build(str(folder / "recording"), folder / "again")) == conclusions(recorded_host)
+    assert conclusions(dra_simulate.build(str(folder / "recording"), folder / "again")) == conclusions(recorded_host)
 
 
 def test_folders_without_files_are_kept(t4: Host, tmp_path: Path) -> None:
@@ -199,11 +199,11 @@ def test_folders_without_files_are_kept(t4: Host, tmp_path: Path) -> None:
     expected = conclusions(t4)
     assert interface.name in str(expected["topology"])
     record(t4, tmp_path / "recording", with_identity=True)
-    assert conclusions(simulate.build(str(tmp_path / "recording"), tmp_path / "again")) == expected
+    assert conclusions(dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")) == expected
 
 
 def test_an_address_that_only_the_driver_reports_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = simulate.build("trn1", tmp_path / "host")
+    host = dra_simulate.build("trn1", tmp_path / "host")
     addresses = {}
     for folder in (host.sysfs / "class/neuron_device").iterdir():
         addresses[host.dev / folder.name] = (folder / "device").readlink().name
@@ -212,7 +212,7 @@ def test_an_address_that_only_the_driver_reports_is_recorded(tmp_path: Path, mon
     expected = conclusions(host)
     assert any(device["name"].startswith("accelerator") for device in expected["devices"])
     record(host, tmp_path / "recording", with_identity=True)
-    assert conclusions(simulate.build(str(tmp_path / "recording"), tmp_path / "again")) == expected
+    assert conclusions(dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")) == expected
 
 
 def restricted(state: nvml.NvmlState) -> nvml.NvmlState:
@@ -236,13 +236,13 @@ def to_be_reset(state: nvml.NvmlState) -> nvml.NvmlState:
 
 @pytest.mark.parametrize("change", [restricted, needs_mig, in_a_guest, to_be_reset])
 def test_the_state_of_a_driver_is_recorded(change: Callable[[nvml.NvmlState], nvml.NvmlState], tmp_path: Path) -> None:
-    host = simulate.build("mixed", tmp_path / "host")
+    host = dra_simulate.build("mixed", tmp_path / "host")
     before = conclusions(host, PARTITIONED)
     nvml.write(tmp_path / "host/lib", change(nvml.read(tmp_path / "host/lib")))
     expected = {name: conclusions(host, settings) for name, settings in SETTINGS.items()}
     assert expected["partitioned"] != before or change is needs_mig
     record(host, tmp_path / "recording", with_identity=True)
-    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    again = dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")
     assert {name: conclusions(again, settings) for name, settings in SETTINGS.items()} == expected
     assert differences(tmp_path / "recording", again) == []
     with replay(tmp_path / "recording") as misses:
@@ -264,7 +264,7 @@ def test_the_state_of_a_driver_is_recorded(change: Callable[[nvml.NvmlState], nv
 def test_the_fabric_of_a_gpu_is_recorded(state: str, condition: dict[str, Any], driver: str, tmp_path: Path) -> None:
     rack = load_profile("gb200-nvl")
     assert rack.nvidia is not None
-    host = simulate.build_machine(replace(rack, nvidia=replace(rack.nvidia, version=driver)), tmp_path / "host")
+    host = dra_simulate.build_machine(replace(rack, nvidia=replace(rack.nvidia, version=driver)), tmp_path / "host")
     before = conclusions(host)
     inject.fabric(tmp_path / "host", "1", state, **condition)
     expected = conclusions(host)
@@ -273,8 +273,8 @@ def test_the_fabric_of_a_gpu_is_recorded(state: str, condition: dict[str, Any], 
 
 
 def test_a_recorded_host_accepts_no_writes(tmp_path: Path) -> None:
-    record(simulate.build("mi300x", tmp_path / "host"), tmp_path / "recording")
-    host = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    record(dra_simulate.build("mi300x", tmp_path / "host"), tmp_path / "recording")
+    host = dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")
     assert is_recorded(host) and not is_simulated(host)
     kernel = RecordedKernel(tmp_path / "again")
     assert kernel.read("bus/pci/devices/0000:05:00.0/class").startswith("0x")
@@ -283,7 +283,7 @@ def test_a_recorded_host_accepts_no_writes(tmp_path: Path) -> None:
 
 
 def test_a_recording_is_the_same_however_its_path_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record(simulate.build("cpu-only", tmp_path / "host"), tmp_path / "recording")
+    record(dra_simulate.build("cpu-only", tmp_path / "host"), tmp_path / "recording")
     monkeypatch.chdir(tmp_path)
     for name in ("recording", "./recording", "host/../recording", str(tmp_path / "recording")):
         assert named_recording(name) == tmp_path / "recording"

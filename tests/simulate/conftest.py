@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.simulate import build
+from dra_simulate import build
 
 PREAMBLE = """
 import ctypes, json, sys

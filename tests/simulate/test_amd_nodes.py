@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dra_agent.inventory.collector import collect
-from dra_agent.simulate import build_machine, inject
-from dra_agent.simulate.kernel import SimulatedKernel
-from dra_agent.simulate.roles.amd import LINUX_6_8, LINUX_6_18, AmdgpuDriver
 from dra_agent.topology import scan
+from dra_simulate import build_machine, inject
+from dra_simulate.kernel import SimulatedKernel
+from dra_simulate.roles.amd import LINUX_6_8, LINUX_6_18, AmdgpuDriver
 from inventory.test_amd_modes import machine
 
 SECOND = "0000:12:00.0"

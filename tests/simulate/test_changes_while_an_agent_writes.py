@@ -10,8 +10,8 @@ import pytest
 
 from dra_agent.doctor.record import record
 from dra_agent.errors import PermanentError
-from dra_agent.simulate import build, inject, nvml
-from dra_agent.simulate.kernel import SimulatedKernel
+from dra_simulate import build, inject, nvml
+from dra_simulate.kernel import SimulatedKernel
 
 FPGA, GPU = "0000:98:00.0", "0000:43:00.0"
 

@@ -21,9 +21,9 @@ from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import FAMILIES, Device, Family, Inventory
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.simulate import profiles
 from dra_agent.slices import desired_slices
 from dra_agent.topology import Topology, scan
+from dra_simulate import profiles
 
 DRIVER, NODE = "dra-agent.internal", "node-a"
 

@@ -13,8 +13,8 @@ from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.nvidia.nvml_client import WHOLE, NvmlClient
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.tracker import InventoryTracker
-from dra_agent.simulate import build, inject, tree
 from dra_agent.topology import scan
+from dra_simulate import build, inject, tree
 from eventually import DEADLINE_S
 from inventory.rescan import rescan
 

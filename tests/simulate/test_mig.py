@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from dra_agent.simulate import build_machine, inject, mig, nvml
-from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
-from dra_agent.simulate.models import A100_PCIE, GIB, H100_SXM, GpuModel
-from dra_agent.simulate.parts.nvidia import gpu
+from dra_simulate import build_machine, inject, mig, nvml
+from dra_simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
+from dra_simulate.models import A100_PCIE, GIB, H100_SXM, GpuModel
+from dra_simulate.parts.nvidia import gpu
 
 Program = Callable[..., Any]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dra_agent.simulate import build_machine, inject, nvml
-from dra_agent.simulate.container import Container, host_service
-from dra_agent.simulate.nvml import Access
+from dra_simulate import build_machine, inject, nvml
+from dra_simulate.container import Container, host_service
+from dra_simulate.nvml import Access
 from simulate.test_mig import MIG, PAIR
 
 NO_PERMISSION = "error 4"

@@ -16,11 +16,11 @@ import pytest
 from dra_agent.device_setup.mps.daemon import MpsDaemon
 from dra_agent.device_setup.mps.paths import MpsPaths
 from dra_agent.host import Host
-from dra_agent.simulate import build_machine, nvml
-from dra_agent.simulate import mps as mps_tool
-from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
-from dra_agent.simulate.models import GIB, H100_SXM
-from dra_agent.simulate.parts.nvidia import gpu
+from dra_simulate import build_machine, nvml
+from dra_simulate import mps as mps_tool
+from dra_simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
+from dra_simulate.models import GIB, H100_SXM
+from dra_simulate.parts.nvidia import gpu
 from eventually import DEADLINE_S, eventually
 
 PAIR = Machine(

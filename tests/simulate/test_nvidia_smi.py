@@ -15,9 +15,9 @@ from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.collector import collect
 from dra_agent.prepare.setup import SetupDevice
-from dra_agent.simulate import build, inject, nvml
-from dra_agent.simulate.nvidia_smi import time_slices
 from dra_agent.topology import scan
+from dra_simulate import build, inject, nvml
+from dra_simulate.nvidia_smi import time_slices
 
 
 @pytest.fixture

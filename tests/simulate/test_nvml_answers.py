@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from dra_agent.simulate import build, build_machine, inject
-from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
-from dra_agent.simulate.models import A100_PCIE, H100_SXM, T4, GpuModel
-from dra_agent.simulate.nvml import read
-from dra_agent.simulate.parts.nvidia import gpu
-from dra_agent.simulate.profiles import load_profile
-from dra_agent.simulate.roles.nvidia import NvidiaGpu
+from dra_simulate import build, build_machine, inject
+from dra_simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
+from dra_simulate.models import A100_PCIE, H100_SXM, T4, GpuModel
+from dra_simulate.nvml import read
+from dra_simulate.parts.nvidia import gpu
+from dra_simulate.profiles import load_profile
+from dra_simulate.roles.nvidia import NvidiaGpu
 
 Program = Callable[..., Any]
 GIB = 1 << 30

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dra_agent.errors import UsageError
-from dra_agent.simulate import build, inject, nvml
+from dra_simulate import build, inject, nvml
 from eventually import eventually
 
 Program = Callable[..., Any]

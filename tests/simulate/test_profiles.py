@@ -10,8 +10,8 @@ import pytest
 from dra_agent.cli import terminal
 from dra_agent.cli.main import main
 from dra_agent.host import Host
-from dra_agent.simulate import profiles
-from dra_agent.simulate.profiles import load_profile
+from dra_simulate import profiles
+from dra_simulate.profiles import load_profile
 
 
 @pytest.mark.parametrize("profile", profiles())

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dra_agent.errors import UsageError
-from dra_agent.simulate.nvml import LoadStep
-from dra_agent.simulate.schedule import read_schedule
+from dra_simulate.nvml import LoadStep
+from dra_simulate.schedule import read_schedule
 
 HEADER = "seconds,gpu_percent,memory_percent,memory_mib,power_watts\n"
 

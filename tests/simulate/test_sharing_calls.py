@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from dra_agent.errors import UsageError
-from dra_agent.simulate import build_machine, inject, mig, nvml
-from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
-from dra_agent.simulate.models import GIB, H100_SXM
-from dra_agent.simulate.parts.nvidia import gpu
+from dra_simulate import build_machine, inject, mig, nvml
+from dra_simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
+from dra_simulate.models import GIB, H100_SXM
+from dra_simulate.parts.nvidia import gpu
 from eventually import eventually
 
 Program = Callable[..., Any]

@@ -17,11 +17,11 @@ from dra_agent.errors import PermanentError
 from dra_agent.host import Host
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.simulate import build, build_machine, inject, profiles
-from dra_agent.simulate.machine import Function, Machine, bus_of
-from dra_agent.simulate.profiles import load_profile
-from dra_agent.simulate.tree import reads
 from dra_agent.topology import scan
+from dra_simulate import build, build_machine, inject, profiles
+from dra_simulate.machine import Function, Machine, bus_of
+from dra_simulate.profiles import load_profile
+from dra_simulate.tree import reads
 from eventually import DEADLINE_S
 
 PROFILES = profiles()

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.agent.setup_registry import SIMULATED
-from dra_agent.cli import compared_node
 from dra_agent.cli.main import main
+from dra_cluster.cli import compared_node
 from eventually import DEADLINE_S
 from fake_apiserver.fake import FakeApi
 
@@ -27,7 +27,7 @@ PROFILE = "vm-1gpu"
 def host(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Return the flags of a simulated host that is built already."""
     folder = tmp_path_factory.mktemp("state")
-    simulate.build(PROFILE, folder / SIMULATED / PROFILE)
+    dra_simulate.build(PROFILE, folder / SIMULATED / PROFILE)
     return "--simulate", PROFILE, "--state-dir", str(folder)
 
 

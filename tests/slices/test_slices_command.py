@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.agent.setup_registry import SIMULATED
 from dra_agent.cli.main import main
 from dra_agent.manifests import parse_objects
@@ -16,7 +16,7 @@ from dra_agent.manifests import parse_objects
 def state_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A state directory with the simulated host already built, which takes seconds."""
     folder = tmp_path_factory.mktemp("state")
-    simulate.build("dgx-h100", folder / SIMULATED / "dgx-h100")
+    dra_simulate.build("dgx-h100", folder / SIMULATED / "dgx-h100")
     return str(folder)
 
 

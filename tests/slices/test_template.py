@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from allocator.cases import device, slice_of
-from dra_agent.slices.instance_type import dynamic_resources, unsupported_fields
-from dra_agent.slices.template import Difference, differences, make_template, unlike_devices
+from dra_cluster.instance_type import dynamic_resources, unsupported_fields
+from dra_cluster.template import Difference, differences, make_template, unlike_devices
 
 Json = dict[str, Any]
 

@@ -29,9 +29,9 @@ from typing import Any
 
 import grpc.aio
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.malloc import without_thread_caches
-from dra_agent.simulate import inject
+from dra_simulate import inject
 from fake_apiserver.fake import FakeApi
 from kubelet_plugin.fake_kubelet import Driver, FakeKubelet
 
@@ -75,7 +75,7 @@ class Soak:
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.state, self.cdi = folder, folder / "state", folder / "cdi"
         self.host = self.state / "simulated" / PROFILE
-        simulate.build(PROFILE, self.host)
+        dra_simulate.build(PROFILE, self.host)
         self.cdi.mkdir()
         self.api = FakeApi()
         self.api.start()

@@ -17,7 +17,7 @@ INTERPRETER = re.compile(r"sys\.executable|[\"' /]python3?[\"' ]|[\"']-m[\"']")
 def test_only_one_module_starts_an_interpreter() -> None:
     elsewhere = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for path in sorted((ROOT / "python/dra_agent").rglob("*.py"))
+        for path in sorted((ROOT / "python").rglob("*.py"))
         if path != CHILD_MODULE
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if INTERPRETER.search(line) and not line.lstrip().startswith(("#", '"""'))

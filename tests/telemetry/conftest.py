@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.host import Host
-from dra_agent.simulate import inject
+from dra_simulate import inject
 from telemetry.rig import INTERVAL_S, Rig
 
 
 @pytest.fixture(scope="module")
 def vm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Host]:
     root = tmp_path_factory.mktemp("telemetry") / "vm"
-    return root, simulate.build("vm-1gpu", root)
+    return root, dra_simulate.build("vm-1gpu", root)
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.host import Host
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
-from dra_agent.simulate import inject
-from dra_agent.simulate.machine import NvidiaDriver
-from dra_agent.simulate.nvml import Access, LoadStep
+from dra_simulate import inject
+from dra_simulate.machine import NvidiaDriver
+from dra_simulate.nvml import Access, LoadStep
 from eventually import DEADLINE_S, eventually
 from inventory.pair import ADDRESS, NAME, ONE_G, PAIR, destroy, handle, make
 from telemetry.rig import Rig, claim, held
@@ -43,7 +43,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def host(root: Path) -> Host:
     """Two H100."""
-    return simulate.build_machine(PAIR, root)
+    return dra_simulate.build_machine(PAIR, root)
 
 
 @pytest.fixture
@@ -309,7 +309,7 @@ def test_a_driver_before_520_has_no_activity(root: Path, tmp_path: Path) -> None
     machine = dataclasses.replace(PAIR, nvidia=NvidiaDriver("515.105.01", 11070))
     state = tmp_path / "state"
     state.mkdir()
-    rig = Rig(simulate.build_machine(machine, root), state)
+    rig = Rig(dra_simulate.build_machine(machine, root), state)
     try:
         inject.play(root, ADDRESS, INFERENCE, machine)
         for _ in range(2):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.running_agent import check_telemetry
 from dra_agent.host import Host
@@ -260,7 +260,7 @@ def test_memory_errors_in_another_format_are_named(tmp_path: Path) -> None:
 
 
 def test_doctor_names_a_gpu_whose_table_is_not_known(tmp_path: Path) -> None:
-    host = simulate.build("mi210", tmp_path / "host")
+    host = dra_simulate.build("mi210", tmp_path / "host")
     rig = Rig(host, tmp_path)
     try:
         name = next(device.name for device in rig.inventory.devices if device.family == "gpu")

@@ -11,10 +11,10 @@ import pytest
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.running_agent import check_telemetry
 from dra_agent.host import Host
-from dra_agent.simulate import inject
 from dra_agent.telemetry.accounting import STATE_FILE, Accounting
 from dra_agent.telemetry.model import COUNTERS, DeviceSample
 from dra_agent.telemetry.plausibility import drop_impossible, increase
+from dra_simulate import inject
 from eventually import eventually
 from telemetry.rig import INTERVAL_S, Rig, claim, held
 

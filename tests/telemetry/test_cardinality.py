@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+import dra_simulate
 from deadlines import a_minute
 from deploy.rendering import ROOT
-from dra_agent import simulate
 from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.device_setup.mig import MigConfig, MigSetup
 from dra_agent.health.monitor import Summary
@@ -74,7 +74,7 @@ class FullNode:
     """A DGX H100 in partitions, with a ledger and all that an agent shows of its devices and claims."""
 
     def __init__(self, root: Path) -> None:
-        built = simulate.build(PROFILE, root / "host")
+        built = dra_simulate.build(PROFILE, root / "host")
         self._state = root / "state"
         self._state.mkdir()
         host = Host(built.sysfs, built.dev, built.proc, built.nvml_library, state=self._state)

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.inventory.model import Device, Inventory
-from dra_agent.simulate import inject
 from dra_agent.telemetry import sampler
 from dra_agent.telemetry.claims import exclusive_holders
 from dra_agent.telemetry.control import current_values
+from dra_simulate import inject
 from telemetry.rig import Rig, claim, held
 
 GPU = "gpu-0000-00-04-0"
@@ -307,7 +307,7 @@ def test_a_device_with_several_users_has_no_claim() -> None:
 
 def test_data_of_nvlinks_counts_in_bytes(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
-    rig = Rig(simulate.build("dgx-h100", tmp_path / "host"), tmp_path / "state")
+    rig = Rig(dra_simulate.build("dgx-h100", tmp_path / "host"), tmp_path / "state")
     try:
         gpu = next(one for one in rig.inventory.devices if one.family == "gpu")
         rig.entries = [claim("train", held(gpu.name))]

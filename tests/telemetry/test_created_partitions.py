@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import dra_simulate
 from deadlines import a_minute
-from dra_agent import simulate
 from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.mig import MigConfig, MigSetup
 from dra_agent.host import Host
@@ -18,8 +18,8 @@ from dra_agent.inventory.tracker import diff
 from dra_agent.prepare.ledger import LedgerEntry
 from dra_agent.prepare.record import ClaimRecord, SetupRecord
 from dra_agent.prepare.setup import SetupDevice
-from dra_agent.simulate import inject
-from dra_agent.simulate.nvml import LoadStep
+from dra_simulate import inject
+from dra_simulate.nvml import LoadStep
 from eventually import DEADLINE_S
 from inventory.pair import ADDRESS, NAME, PAIR
 from telemetry.rig import Rig, claim, held
@@ -36,7 +36,7 @@ class Site:
     def __init__(self, root: Path) -> None:
         self.root, state = root / "host", root / "state"
         state.mkdir()
-        built = simulate.build_machine(PAIR, self.root)
+        built = dra_simulate.build_machine(PAIR, self.root)
         host = Host(built.sysfs, built.dev, built.proc, built.nvml_library, state=state)
         self.rig = Rig(host, state, InventorySettings(partition=(MIG_RULE,)))
         self.setup = MigSetup(host, DEADLINE_S)

@@ -11,11 +11,11 @@ from dra_agent.host import Host
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.model import Device, Inventory, device_name
 from dra_agent.prepare.ledger import LedgerEntry
-from dra_agent.simulate import processes
 from dra_agent.telemetry.control import ClaimValues, current_values
 from dra_agent.telemetry.sampler import Sampler
 from dra_agent.telemetry.sources import drm_processes
 from dra_agent.telemetry.sources.drm_processes import DrmProcesses
+from dra_simulate import processes
 from telemetry.rig import PODS, cgroup_of, recorded
 
 ADDRESS = "0000:0c:00.0"

@@ -12,11 +12,11 @@ import pytest
 from dra_agent.device_setup.shares.owners import HeldShare, ProcessOwners, UnknownOwnerError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, device_name
-from dra_agent.simulate import processes
 from dra_agent.telemetry import drm_clients
 from dra_agent.telemetry.drm_clients import Client, Engine, UncountedError, parse
 from dra_agent.telemetry.process_use import ProcessUse, of_claim
 from dra_agent.telemetry.sources.drm_processes import DrmProcesses
+from dra_simulate import processes
 from telemetry.rig import PODS, cgroup_of
 
 ADDRESS, OTHER = "0000:0c:00.0", "0000:0d:00.0"

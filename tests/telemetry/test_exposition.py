@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.simulate import inject
 from dra_agent.telemetry.exposition import MAX_LABEL_CHARS, MAX_ROWS, parse
+from dra_simulate import inject
 from telemetry.rig import Rig, claim, held
 
 GPU = "gpu-0000-00-04-0"

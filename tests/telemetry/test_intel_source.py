@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.claim import ClaimRef
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, Inventory, device_name
@@ -206,7 +206,7 @@ def test_a_claim_has_no_power_of_the_time_before_it(site: Site) -> None:
 
 @pytest.mark.parametrize(("profile", "watts"), [("arc-b60", 200.0), ("flex170", 150.0)])
 def test_simulated_gpus_have_sensors(tmp_path: Path, profile: str, watts: float) -> None:
-    host = simulate.build(profile, tmp_path)
+    host = dra_simulate.build(profile, tmp_path)
     addresses = sorted(sensors.parts[-3] for sensors in host.sysfs.glob("bus/pci/devices/*/hwmon/hwmon*"))
     assert addresses
     for address in addresses:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.inventory.nvidia.nvml_client import acquire
-from dra_agent.simulate import inject
+from dra_simulate import inject
 from inventory.pair import ADDRESS, PAIR, handle, make
 from telemetry.rig import Rig, claim, held
 
@@ -15,7 +15,7 @@ USED_BYTES = 3 << 30
 
 
 def test_a_mig_device_has_its_own_memory_only(tmp_path: Path) -> None:
-    host = simulate.build_machine(PAIR, tmp_path / "host")
+    host = dra_simulate.build_machine(PAIR, tmp_path / "host")
     library = acquire(host.nvml, 20.0)
     try:
         library.start()

@@ -12,9 +12,9 @@ from dra_agent.device_setup.shares.owners import HeldShare, ProcessOwners, Unkno
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, StaleHandleError
-from dra_agent.simulate import processes
 from dra_agent.telemetry.process_use import ProcessUse, of_claim
 from dra_agent.telemetry.sources import nvidia_processes
+from dra_simulate import processes
 from telemetry.rig import PODS, cgroup_of
 
 GPU = Device("gpu-0000-1b-00-0", "gpu", "nvidia", "0000:1b:00.0", {}, identity={"uuid": "GPU-1"})

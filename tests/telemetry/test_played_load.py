@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.inventory.nvidia.nvml_client import acquire
-from dra_agent.simulate import inject, nvml
-from dra_agent.simulate.nvml import LoadStep
+from dra_simulate import inject, nvml
+from dra_simulate.nvml import LoadStep
 from inventory.pair import ADDRESS, PAIR, handle, make
 from telemetry.rig import Rig, claim, held
 
@@ -74,7 +74,7 @@ def test_a_claim_has_the_load_that_its_gpu_played(rig: Rig, root: Path) -> None:
 
 def test_mig_devices_have_the_memory_that_each_played(tmp_path: Path) -> None:
     root, state = tmp_path / "host", tmp_path / "state"
-    host = simulate.build_machine(PAIR, root)
+    host = dra_simulate.build_machine(PAIR, root)
     library = acquire(host.nvml, 20.0)
     try:
         library.start()
@@ -133,8 +133,8 @@ def test_a_load_that_ends_leaves_nothing(rig: Rig, root: Path) -> None:
 
 def test_a_load_is_played_on_after_another_command_has_built_the_host_again(tmp_path: Path) -> None:
     root = tmp_path / "host"
-    simulate.build("vm-1gpu", root)
+    dra_simulate.build("vm-1gpu", root)
     inject.play(root, "0", TRAINING)
     before = nvml.read(root / "lib").loads
-    simulate.build("vm-1gpu", root)
+    dra_simulate.build("vm-1gpu", root)
     assert len(before) == 1 and nvml.read(root / "lib").loads == before

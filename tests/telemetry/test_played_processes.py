@@ -13,8 +13,8 @@ from dra_agent.device_setup.shares import owners
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.running_agent import check_telemetry
 from dra_agent.processes.containers import Place, place_of
-from dra_agent.simulate import inject, processes
 from dra_agent.telemetry.control import current_values
+from dra_simulate import inject, processes
 from telemetry.rig import PODS, Rig, cgroup_of, recorded
 
 GPU = "gpu-0000-00-04-0"

@@ -24,9 +24,9 @@ from dra_agent.agent.config import Config
 from dra_agent.cli import terminal
 from dra_agent.cli.main import main
 from dra_agent.control_socket.server import Server
-from dra_agent.simulate import inject
 from dra_agent.telemetry.accounting import TelemetryFailure
 from dra_agent.telemetry.control import TelemetryServer
+from dra_simulate import inject
 from eventually import eventually
 from telemetry.rig import INTERVAL_S, Rig, claim, held
 

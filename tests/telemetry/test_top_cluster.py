@@ -15,12 +15,13 @@ import pytest
 
 from allocator.cases import claim as claim_object
 from allocator.cases import make_request
-from dra_agent.cli import kubectl_plugin, terminal, top_endpoints
+from dra_agent.cli import terminal
 from dra_agent.cli.main import main
 from dra_agent.cli.top_tables import share_rows
 from dra_agent.metrics.access import EndpointAccess
 from dra_agent.metrics.http_server import HttpServer
-from dra_agent.simulate import inject
+from dra_cluster.cli import kubectl_plugin, top_endpoints
+from dra_simulate import inject
 from eventually import DEADLINE_S
 from fake_apiserver.certificates import Authority
 from fake_apiserver.fake import FakeApi

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.host import Host
 from recordings.pack import unpack
 
@@ -21,7 +21,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     def build(name: str) -> Host:
         if name not in built:
             folder = tmp_path_factory.mktemp(name)
-            built[name] = simulate.build(str(unpack(name, folder)), folder / "host")
+            built[name] = dra_simulate.build(str(unpack(name, folder)), folder / "host")
         return built[name]
 
     return build

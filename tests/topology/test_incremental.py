@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.host import Host
 from dra_agent.topology import LiveTopology, Uevent, scan
 
@@ -74,7 +74,7 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     (tmp_path / "parked").mkdir()
-    yield Machine(simulate.build("mixed", tmp_path / "host"), tmp_path / "parked")
+    yield Machine(dra_simulate.build("mixed", tmp_path / "host"), tmp_path / "parked")
 
 
 @pytest.mark.parametrize("seed", range(3))

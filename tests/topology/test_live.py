@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.errors import PermanentError
 from dra_agent.host import Host
 from dra_agent.topology import DeviceKind, LiveTopology, PciFunction, TopologyChange, Uevent, UeventSocket, scan
@@ -30,7 +30,7 @@ NETLINK_KOBJECT_UEVENT = 15
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     """A small host, one for each test because tests change it."""
-    return simulate.build("vm-1gpu", tmp_path / "host")
+    return dra_simulate.build("vm-1gpu", tmp_path / "host")
 
 
 def device_folder(host: Host, device: PciFunction) -> Path:
@@ -46,7 +46,7 @@ def unplug(host: Host, device: PciFunction) -> Uevent:
 
 
 def test_a_simulated_dgx_has_the_real_topology(tmp_path: Path) -> None:
-    topology = scan(simulate.build("dgx-h100", tmp_path / "host"), distances=True)
+    topology = scan(dra_simulate.build("dgx-h100", tmp_path / "host"), distances=True)
     gpus = [device for device in topology.relevant if device.kind is DeviceKind.GPU]
     assert topology.problems == ()
     assert len(gpus) == 8
@@ -65,7 +65,7 @@ def test_a_simulated_dgx_has_the_real_topology(tmp_path: Path) -> None:
 
 def test_distances_are_computed_on_request_only(tmp_path: Path) -> None:
     """Their number grows with the square of the devices, so a uevent must not compute them."""
-    live = LiveTopology(simulate.build("dgx-h100", tmp_path / "host"))
+    live = LiveTopology(dra_simulate.build("dgx-h100", tmp_path / "host"))
     snapshot, whole = live.snapshot(), live.snapshot(distances=True)
     assert snapshot.distances == {} and snapshot.devices == whole.devices and snapshot.problems == whole.problems
     for pair, distance in whole.distances.items():

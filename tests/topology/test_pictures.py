@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent import simulate
+import dra_simulate
 from dra_agent.topology import DeviceKind, NumaNode, PciFunction, ScanProblem, Topology, scan, svg, tree
 from dra_agent.topology.display_tree import TreeNode, build_tree, switches
 from dra_agent.topology.pci_ids import PciIds
@@ -38,7 +38,7 @@ PCI_IDS = b"""\
 
 @pytest.fixture(scope="module")
 def dgx(tmp_path_factory: pytest.TempPathFactory) -> Topology:
-    return scan(simulate.build("dgx-h100", tmp_path_factory.mktemp("dgx") / "host"))
+    return scan(dra_simulate.build("dgx-h100", tmp_path_factory.mktemp("dgx") / "host"))
 
 
 def text(topology: Topology, **options: Any) -> str:

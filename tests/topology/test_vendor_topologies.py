@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.simulate import build
 from dra_agent.topology import DeviceKind, Distance, PciFunction, Topology, scan
+from dra_simulate import build
 from topology.conftest import Machine
 
 

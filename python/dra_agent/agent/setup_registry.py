@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dra_agent.agent.config import Config
+from dra_agent.agent.distributions import simulation
 from dra_agent.driver_root import AUTO, OPERATOR_ROOT, DriverRoot
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
@@ -36,6 +37,7 @@ def agent_host(config: Config) -> Host:
 
     Raises:
         RetryableError: The simulated host cannot be written.
+        UsageError: The distribution for simulated hosts is not installed.
     """
     if config.simulate is None:
         return Host(
@@ -45,9 +47,7 @@ def agent_host(config: Config) -> Host:
             state=config.state_dir,
             driver_root=driver_root(config),
         )
-    from dra_agent import simulate
-
-    root = config.state_dir / SIMULATED / simulate.folder_name(config.simulate)
+    root = config.state_dir / SIMULATED / simulation().folder_name(config.simulate)
     try:
         return replace(simulated_host(config, root), state=config.state_dir)
     except OSError as error:
@@ -71,26 +71,22 @@ def driver_root(config: Config) -> DriverRoot | None:
 
 def simulated_host(config: Config, root: Path) -> Host:
     """Build the simulated host, with NVIDIA's driver below a separate root if one is configured."""
-    from dra_agent import simulate
-
     assert config.simulate is not None
-    host = simulate.build(config.simulate, root)
+    host = simulation().build(config.simulate, root)
     configured = driver_root(config)
     if configured is None:
         return host
-    from dra_agent.simulate import driver_container
-
-    mount = driver_container.provide(root, configured.path)
+    mount = simulation().driver_root(root, configured.path)
     return replace(host, driver_root=DriverRoot(mount, mount, configured.required))
 
 
 def is_simulated(host: Host) -> bool:
-    """Return True for a simulated host, by the marker that `simulate.builder` writes next to its /sys."""
+    """Return True for a simulated host, by the marker that `dra_simulate.builder` writes next to its /sys."""
     return (host.sysfs.parent / "simulated.json").is_file()
 
 
 def is_recorded(host: Host) -> bool:
-    """Return True for a host from a recording, by the marker that `simulate.recording` writes next to its /sys."""
+    """Return True for a host from a recording, by the marker that `dra_simulate.recording` writes next to its /sys."""
     return (host.sysfs.parent / "recording.json").is_file()
 
 
@@ -100,9 +96,7 @@ def command_host(config: Config) -> Iterator[Host]:
     if config.simulate is None:
         yield agent_host(config)
         return
-    from dra_agent import simulate
-
-    if exists(config.state_dir / SIMULATED / simulate.folder_name(config.simulate) / "sys"):
+    if exists(config.state_dir / SIMULATED / simulation().folder_name(config.simulate) / "sys"):
         yield agent_host(config)
         return
     from tempfile import TemporaryDirectory
@@ -170,14 +164,8 @@ def hook_tasks(setups: Iterable[DeviceSetup]) -> dict[str, Callable[[bytes], boo
 
 def _kernel(host: Host) -> SysfsWriter:
     """Return the writer of /sys: of the running kernel, or of the simulated host."""
-    if is_recorded(host):
-        from dra_agent.simulate.recording import RecordedKernel
-
-        return RecordedKernel(host.sysfs.parent)
-    if is_simulated(host):
-        from dra_agent.simulate.kernel import SimulatedKernel
-
-        return SimulatedKernel(host.sysfs.parent)
+    if is_recorded(host) or is_simulated(host):
+        return simulation("a simulated host").sysfs_writer(host.sysfs.parent)
     from dra_agent.device_setup.sysfs_writer import RealSysfsWriter
 
     return RealSysfsWriter(host.sysfs)

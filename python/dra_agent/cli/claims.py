@@ -126,9 +126,11 @@ def run(args: argparse.Namespace) -> int:
 
         return print_usage(args)
     if args.all_nodes:
-        from dra_agent.cli.cluster_claims import print_cluster
+        from dra_agent.agent.distributions import CLUSTER, load
 
-        return print_cluster(args, namespace=chosen_namespace(args))
+        cluster = load(CLUSTER, "cli.cluster_claims", "--all-nodes")
+        code: int = cluster.print_cluster(args, namespace=chosen_namespace(args))
+        return code
     config = load_config(args)
     if may_exist(config.state_dir / SOCKET) or not may_exist(config.state_dir / "ledger"):
         return _print_standalone(args)

@@ -80,9 +80,10 @@ class ValueCompleter(BaseCompleter):
         if kind in _DIRECTORY_KINDS:
             return self.directories(prefix)
         if kind == "PROFILE" or kind.startswith("PROFILE|"):
-            from dra_agent.simulate import profiles
+            from dra_agent.agent.distributions import SIMULATE, simulation
 
-            return {**dict.fromkeys(profiles(), ""), **(self.directories(prefix) if kind != "PROFILE" else {})}
+            profiles = simulation().profiles() if SIMULATE.is_installed else ()
+            return {**dict.fromkeys(profiles, ""), **(self.directories(prefix) if kind != "PROFILE" else {})}
         if "|" in kind:
             return dict.fromkeys(kind.split("|"), "")
         return self.names(kind, parsed_args)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dra_agent.api_object import allocation_of, full_name
 from dra_agent.cli.flags import add_dump_flag, add_filename_flags, add_namespace_flags, add_timeout_flag
 from dra_agent.cli.output import add_output_flag
 from dra_agent.cli.parser import Parser, examples
 from dra_agent.printable import printable
-
-if TYPE_CHECKING:
-    from dra_agent.manifests import LoadedObject
 
 EPILOG = (
     examples(
@@ -112,9 +108,10 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.dump and agent_without_cluster(args):
         return explain_standalone(args)
-    from dra_agent.cli.explain_cluster import run as explain_cluster
+    from dra_agent.agent.distributions import CLUSTER, load
 
-    return explain_cluster(args)
+    code: int = load(CLUSTER, "cli.explain_cluster", f"explain {args.kind} in a cluster").run(args)
+    return code
 
 
 def _explain_files(args: argparse.Namespace) -> int:
@@ -123,12 +120,15 @@ def _explain_files(args: argparse.Namespace) -> int:
     from dra_agent.errors import UsageError
     from dra_agent.explain import explain, read_inputs
     from dra_agent.explain.gates import derived_attributes, gates_in_use, notes_of
-    from dra_agent.explain.pending import search_s
+    from dra_agent.explain.search_time import search_s
     from dra_agent.manifests import load_manifests
 
     users = [one for path in filenames(args) for one in load_manifests(path, strict=False)]
     if any(one.kind in POD_KINDS for one in users):
-        return _explain_pods(args, users)
+        from dra_agent.agent.distributions import CLUSTER, load
+
+        code: int = load(CLUSTER, "cli.explain_cluster", "explain of a pod").run_files(args, users)
+        return code
     if args.dump:
         raise UsageError("--from is for pods and workloads", hint="give the cluster with --slices and --classes")
     inputs = read_inputs(users, classes=args.classes, slices=args.slices, allocated=args.allocated)
@@ -168,22 +168,6 @@ def _not_evaluated(node: str | dict[str, Any], reason: str) -> dict[str, Any]:
         "pools": [],
         "results": [],
     }
-
-
-def _explain_pods(args: argparse.Namespace, loaded: Sequence[LoadedObject]) -> int:
-    """Explain a pod, or several pods that start together, in the cluster."""
-    from dra_agent.cli.cluster_input import read_users
-    from dra_agent.cli.explain_cluster import print_explanation
-    from dra_agent.cli.explain_gang import gang_of_files, run
-
-    # Each of these files may have objects of every kind.
-    args.dump = [*args.dump, *args.slices, *args.classes, *args.allocated]
-    snapshot, users = read_users(args, loaded, operation="explained")
-    kinds = [kind for kind, _ in users if kind in POD_KINDS]
-    if kinds == ["Pod"]:
-        pod = next(value for kind, value in users if kind == "Pod")
-        return print_explanation(args, snapshot, pod, is_pod=True)
-    return run(args, snapshot, gang_of_files(snapshot, users, ", ".join(args.filename)))
 
 
 def _state_of_files(args: argparse.Namespace, inputs: Any) -> dict[str, Any]:

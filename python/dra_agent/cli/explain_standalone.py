@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.cli.output import emit, prints_names
     from dra_agent.errors import UsageError
     from dra_agent.explain import explain
-    from dra_agent.explain.pending import search_s
+    from dra_agent.explain.search_time import search_s
     from dra_agent.standalone.allocator import GATES
     from dra_agent.standalone.protocol import Get, State
 

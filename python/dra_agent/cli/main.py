@@ -1,19 +1,18 @@
 """Entry point of the command `dra-agent`: finds the subcommand, and turns errors into one message and an exit code.
 
-A subcommand is a module of this package with `add_arguments(parser)` and `run(args)`; only the requested one
-is imported, so that `dra-agent --help` costs nothing.
+A subcommand is a module with `add_arguments(parser)` and `run(args)`, of this package or of another distribution; only
+the requested one is imported, so that `dra-agent --help` costs nothing.
 """
 
 from __future__ import annotations
 
 import errno
 import gc
-import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 
-from dra_agent.cli.parser import build_parser
+from dra_agent.cli.parser import build_parser, command_module
 from dra_agent.cli.terminal import guarded
 from dra_agent.errors import AgentError
 
@@ -88,7 +87,7 @@ def _run(arguments: list[str]) -> int:
 
         signals.install()
     args = build_parser(chosen or "").parse_args(arguments)
-    code: int = importlib.import_module(f"dra_agent.cli.{args.command}").run(args)
+    code: int = command_module(args.command).run(args)
     return code
 
 

@@ -10,9 +10,11 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, NoReturn
 
 from dra_agent import revision
+from dra_agent.agent.distributions import CLUSTER, SIMULATE, Distribution, load
 
 PROGRAM = "dra-agent"
 COMMANDS = {
@@ -34,6 +36,12 @@ COMMANDS = {
     "simulate": "build a simulated host and change it while an agent runs on it",
     "completion": "print the completion script of a shell",
 }
+OF_OTHER_DISTRIBUTIONS: dict[str, tuple[Distribution, str]] = {
+    "capacity": (CLUSTER, "cli.capacity"),
+    "simulate": (SIMULATE, "command"),
+    "ui": (CLUSTER, "cli.ui"),
+}
+"""Commands that the agent's own distribution does not have: each with its distribution, and its module there."""
 EPILOG = """\
 exit codes: 0 done; 1 failed, or the answer is no; 2 wrong use or an invalid file; 130 interrupted.
 `dra-agent COMMAND --help` shows the flags and examples of a command.
@@ -167,10 +175,21 @@ def build_parser(only: str | None = None) -> Parser:
     parser.add_argument("-V", "--version", action="version", version=f"dra-agent {revision.describe()}")
     parser.add_commands(dest="command", metavar="COMMAND")
     for name, summary in COMMANDS.items():
-        command = parser.add_command(name, summary, description=summary[0].upper() + summary[1:] + ".")
-        if only in (None, name):
-            importlib.import_module(f"dra_agent.cli.{name}").add_arguments(command)
+        distribution, _ = OF_OTHER_DISTRIBUTIONS.get(name, (None, ""))
+        missing = distribution if distribution is not None and not distribution.is_installed else None
+        mark = f" (needs {missing.name})" if missing is not None else ""
+        command = parser.add_command(name, summary + mark, description=summary[0].upper() + summary[1:] + ".")
+        if only == name or (only is None and missing is None):
+            command_module(name).add_arguments(command)
     return parser
+
+
+def command_module(name: str) -> ModuleType:
+    """Import the module of a command. Raises UsageError if it is of a distribution that is not installed."""
+    if name in OF_OTHER_DISTRIBUTIONS:
+        distribution, module = OF_OTHER_DISTRIBUTIONS[name]
+        return load(distribution, module, name)
+    return importlib.import_module(f"dra_agent.cli.{name}")
 
 
 def examples(*lines: tuple[str, str], program: str = PROGRAM) -> str:

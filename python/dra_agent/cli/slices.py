@@ -30,11 +30,11 @@ EPILOG = examples(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this subcommand."""
     from dra_agent.agent.config import HOST_FLAGS, add_flags
-    from dra_agent.cli import slices_template
+    from dra_agent.cli import template_flags
 
     parser.description = "Show the ResourceSlices that describe this host. Nothing is published."
     parser.epilog = EPILOG
-    slices_template.add_arguments(parser)
+    template_flags.add_arguments(parser)
     add_watch_flag(parser)
     add_output_flag(parser)
     add_flags(parser, (*HOST_FLAGS, "kubeconfig"))
@@ -42,11 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the slices; devices that cannot be published are reported on standard error."""
+    from dra_agent.agent.distributions import CLUSTER, load
     from dra_agent.agent.setup_registry import command_host
-    from dra_agent.cli import slices_template
+    from dra_agent.cli import template_flags
     from dra_agent.cli.shown_host import shown_host
 
-    slices_template.check(args)
+    template_flags.check(args)
+    template = load(CLUSTER, "cli.slices_template", "slices template") if args.template else None
     shown = shown_host(args)
     config = shown.config
     if args.watch:
@@ -54,9 +56,9 @@ def run(args: argparse.Namespace) -> int:
         with command_host(config) as host:
             _watch(args, shown, host)
     with command_host(config) as host, progress("reading the devices"):
-        desired = _desired(shown, host, node=slices_template.PLACEHOLDER if args.template else config.node)
-    if args.template:
-        code = slices_template.show(args, desired.slices)
+        desired = _desired(shown, host, node=config.node if template is None else template_flags.PLACEHOLDER)
+    if template is not None:
+        code: int = template.show(args, desired.slices)
         _report(desired)
         return code
     shown.announce(args.output)

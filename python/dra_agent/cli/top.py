@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dra_agent.cli.output import add_output_flag, prints_names
 from dra_agent.cli.parser import Parser, examples
-from dra_agent.cli.top_cluster import add_cluster_flags
 
 if TYPE_CHECKING:
     from dra_agent.agent.config import Config
@@ -19,6 +18,9 @@ DEFAULT_INTERVAL_S = 2.0
 CLUSTER_INTERVAL_S = 15.0
 """Default for a cluster, where each refresh is a request to every agent."""
 MIN_INTERVAL_S = 0.1
+DEFAULT_NAMESPACE = "dra-agent"
+"""The namespace in which the documentation and the manifests install the agent."""
+DIRECT_FLAGS = ("metrics_ca", "metrics_server_name", "metrics_token_file")
 SORTS = ("node", "device", "claim", "utilization", "memory", "power", "temperature", "idle")
 SHOWS = ("all", "nodes", "devices", "claims")
 EXAMPLES = (
@@ -78,15 +80,55 @@ def add_display_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_cluster_flags(parser: Parser) -> None:
+    """Define the flags that choose agents and protect the connections to them."""
+    group = parser.add_flag_group("agents of a cluster")
+    group.add_argument("--node", metavar="NODE", help="only the agents of this node")
+    group.add_argument(
+        "--agent-namespace",
+        action="append",
+        metavar="NAMESPACE",
+        help=f"namespace of the agents' pods (default {DEFAULT_NAMESPACE}); may be repeated",
+    )
+    group.add_argument(
+        "--direct",
+        action="store_true",
+        help="connect to the addresses of the pods instead of through the API server, for /metrics with a token",
+    )
+    group.add_argument(
+        "--endpoint",
+        action="append",
+        default=[],
+        metavar="[NODE=]URL",
+        help="read this address instead of the agents' pods; may be repeated",
+    )
+    group.add_argument("--metrics-ca", metavar="FILE", help="authority of the certificates of direct connections")
+    group.add_argument("--metrics-server-name", metavar="NAME", help="name in these certificates")
+    group.add_argument("--metrics-token-file", metavar="FILE", help="file with the token for direct connections")
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the tables, once or until the command is interrupted."""
     from dra_agent.agent.config import load_config
-    from dra_agent.cli.top_cluster import is_of_cluster, read_cluster
+    from dra_agent.agent.distributions import CLUSTER, load
 
     if is_of_cluster(args):
-        return show(lambda: read_cluster(args), args, CLUSTER_INTERVAL_S)
+        cluster = load(CLUSTER, "cli.top_cluster", "top of a cluster")
+        return show(lambda: cluster.read_cluster(args), args, CLUSTER_INTERVAL_S)
     config = load_config(args)
     return show(lambda: _shown(_fetch(config)), args, DEFAULT_INTERVAL_S)
+
+
+def is_of_cluster(args: argparse.Namespace) -> bool:
+    """Return whether the flags ask for agents of a cluster; raises UsageError for flags that need --all-nodes."""
+    from dra_agent.errors import UsageError
+
+    if args.all_nodes or args.endpoint:
+        return True
+    for flag in ("kubeconfig", "context", "node", "agent_namespace", "direct", *DIRECT_FLAGS):
+        if getattr(args, flag):
+            raise UsageError("needs --all-nodes or --endpoint", where=f"--{flag.replace('_', '-')}")
+    return False
 
 
 def show(fetch: Callable[[], Shown], args: argparse.Namespace, interval_s: float) -> int:

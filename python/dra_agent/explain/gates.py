@@ -17,6 +17,9 @@ OVERHEAD_NOTE = "devices have an overhead of memory or CPU of the node, which is
 """KEP-5517: kube-scheduler adds it to the requests of each pod with such a device."""
 DERIVED_ATTRIBUTES = "DRADerivedAttributes"
 """The feature gate of attributes that a claim computes for its constraints."""
+COMPATIBILITY_GROUPS = "DRADeviceCompatibilityGroups"
+"""The feature gate of groups of devices that exclude each other; the allocator names it in its error about such a pool
+(rust/allocator/src/pools.rs)."""
 _LIST_TYPES = frozenset({"ints", "bools", "strings", "versions"})
 
 
@@ -62,6 +65,11 @@ def derived_attributes(claims: Iterable[Object]) -> str | None:
     return None
 
 
+def is_unevaluated(error: str | None) -> bool:
+    """Return whether an error of the allocator is about a pool that it does not evaluate."""
+    return error is not None and COMPATIBILITY_GROUPS in error
+
+
 def _used(entry: Object) -> Iterator[str]:
     spec = entry.get("spec") or {}
     if spec.get("skipNodeOperations"):
@@ -70,5 +78,3 @@ def _used(entry: Object) -> Iterator[str]:
         values = filter(None, (device.get("attributes") or {}).values())
         if not _LIST_TYPES.isdisjoint(chain.from_iterable(values)):
             yield "DRAListTypeAttributes"
-        if any(one.get("compatibilityGroups") for one in device.get("consumesCounters") or ()):
-            yield "DRADeviceCompatibilityGroups"

@@ -10,12 +10,7 @@ from dra_agent.manifests import LoadedObject
 
 API_VERSION = "resource.k8s.io/v1"
 RESOURCE_KINDS = {"ResourceSlice", "DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "DeviceTaintRule"}
-KUEUE_CONFIGURATION = "Configuration of Kueue"
-"""The configuration of Kueue's manager; other programs have a kind Configuration too."""
-_CLUSTER_SCOPED = {
-    *("ResourceSlice", "DeviceClass", "DeviceTaintRule", "Node"),
-    *("ClusterQueue", "ResourceFlavor", "Cohort"),
-}
+_CLUSTER_SCOPED = {"ResourceSlice", "DeviceClass", "DeviceTaintRule", "Node"}
 _EVERY = "*"
 """The key of a shape that all values of an object have."""
 _TEXTS: Object = {_EVERY: str}
@@ -27,9 +22,17 @@ _NODE_SELECTOR: Object = {"nodeSelectorTerms": [{"matchExpressions": _EXPRESSION
 _AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _NODE_SELECTOR}}
 _TAINT: Object = {"key": str, "value": str, "effect": str}
 _TOLERATIONS: list[Object] = [{"key": str, "operator": str, "value": str, "effect": str}]
-_CONDITIONS: list[Object] = [{"type": str, "status": str, "reason": str, "message": str}]
+_CONDITIONS: list[Object] = [{"type": str, "status": str, "reason": str, "message": str, "lastTransitionTime": str}]
 _INT_64 = range(-(1 << 63), 1 << 63)
-_METADATA: Object = {"name": str, "namespace": str, "creationTimestamp": str, "deletionTimestamp": str}
+_METADATA: Object = {
+    "name": str,
+    "namespace": str,
+    "creationTimestamp": str,
+    "deletionTimestamp": str,
+    "labels": {},
+    "annotations": {},
+    "ownerReferences": [{}],
+}
 _POD_CLAIM: Object = {"name": str, "resourceClaimName": str, "resourceClaimTemplateName": str}
 _CLAIM_NAMES: list[Object] = [{"name": str, "resourceClaimName": str}]
 _POD: Object = {
@@ -53,8 +56,6 @@ _POD: Object = {
         "extendedResourceClaimStatus": {"resourceClaimName": str},
     },
 }
-_FLAVOR_QUOTAS: Object = {"name": str, "resources": [{"name": str}]}
-_QUOTAS: list[Object] = [{"coveredResources": [str], "flavors": [_FLAVOR_QUOTAS]}]
 _WORKLOAD: Object = {
     "spec": {"template": _POD, "selector": {"matchLabels": _TEXTS, "matchExpressions": _EXPRESSIONS}},
     "status": {"conditions": _CONDITIONS},
@@ -80,7 +81,7 @@ _SHAPES: dict[str, Object] = {
     },
     "DeviceClass": {"spec": {"extendedResourceName": str}},
     "ResourceClaim": {
-        "metadata": {**_METADATA, "annotations": {}, "ownerReferences": [{}], "finalizers": [str]},
+        "metadata": {**_METADATA, "finalizers": [str]},
         "spec": _REQUESTS,
         "status": {
             "allocation": {
@@ -109,64 +110,25 @@ _SHAPES: dict[str, Object] = {
         "status": {"conditions": _CONDITIONS, "replicatedJobsStatus": [{"name": str}]},
     },
     "Workload": {
-        "metadata": {**_METADATA, "ownerReferences": [{}]},
-        "spec": {"queueName": str, "podSets": [{"name": str, "template": _POD, "topologyRequest": {}}]},
+        "spec": {"podSets": [{"name": str, "template": _POD}]},
         "status": {
             "conditions": _CONDITIONS,
-            "admission": {
-                "clusterQueue": str,
-                "podSetAssignments": [{"name": str, "flavors": {}, "resourceUsage": {}}],
-            },
-            "admissionChecks": [{"name": str, "state": str, "message": str}],
-            "resourceRequests": [{"name": str, "resources": {}}],
+            "admissionChecks": [{"name": str, "state": str, "message": str, "lastTransitionTime": str}],
             "reclaimablePods": [{"name": str}],
         },
     },
-    "LocalQueue": {"spec": {"clusterQueue": str, "stopPolicy": str}},
-    "ClusterQueue": {
-        "spec": {
-            "cohort": str,
-            "cohortName": str,
-            "stopPolicy": str,
-            "namespaceSelector": {},
-            "resourceGroups": _QUOTAS,
-            "flavorFungibility": {"whenCanBorrow": str},
-            "admissionChecksStrategy": {},
-        },
-        "status": {"conditions": _CONDITIONS, "flavorsReservation": [_FLAVOR_QUOTAS]},
-    },
-    "ResourceFlavor": {
-        "spec": {
-            "nodeLabels": {},
-            "nodeTaints": [_TAINT],
-            "tolerations": _TOLERATIONS,
-            "topologyName": str,
-        }
-    },
-    "Cohort": {
-        "spec": {"parent": str, "parentName": str, "resourceGroups": _QUOTAS},
-        "status": {"flavorsReservation": [_FLAVOR_QUOTAS]},
-    },
-    KUEUE_CONFIGURATION: {
-        "resources": {"deviceClassMappings": [{"name": str, "deviceClassNames": [str], "sources": [{}]}]}
-    },
     "PodGroup": {
-        "metadata": {**_METADATA, "creationTimestamp": str},
         "spec": {
             "parentCompositePodGroupName": str,
             "schedulingPolicy": {"gang": {"minCount": int}},
             "schedulingConstraints": {"topology": [{"key": str}]},
             "resourceClaims": [_POD_CLAIM],
         },
-        "status": {"resourceClaimStatuses": _CLAIM_NAMES},
+        "status": {"conditions": _CONDITIONS, "resourceClaimStatuses": _CLAIM_NAMES},
     },
     "CompositePodGroup": {
-        "metadata": {**_METADATA, "creationTimestamp": str},
-        "spec": {
-            "parentCompositePodGroupName": str,
-            "schedulingPolicy": {"gang": {"minGroupCount": int}},
-            "schedulingConstraints": {"topology": [{"key": str}]},
-        },
+        "spec": {"parentCompositePodGroupName": str},
+        "status": {"conditions": _CONDITIONS},
     },
     "ResourceQuota": {
         "spec": {"scopeSelector": {"matchExpressions": [{}]}},

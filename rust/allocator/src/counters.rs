@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use dra_api::{Device, Quantity, ResourceSlice};
 
-use crate::groups::Members;
 use crate::in_use::{DeviceId, InUse};
 use crate::pools::Pool;
 
@@ -33,8 +32,6 @@ pub(crate) struct Shortage {
 #[derive(Debug, Default)]
 pub(crate) struct Counters<'a> {
     counters: BTreeMap<Key<'a>, Counter>,
-    /// By counter set: the members after each device; the last one is current. `None` if groups are not compared.
-    members: Option<BTreeMap<&'a str, Vec<Members<'a>>>>,
 }
 
 impl<'a> Counters<'a> {
@@ -50,10 +47,7 @@ impl<'a> Counters<'a> {
                 counters.insert((*set, name.as_str()), entry);
             }
         }
-        let mut pool_counters = Self {
-            counters,
-            members: pool.compares_groups.then(BTreeMap::new),
-        };
+        let mut pool_counters = Self { counters };
         for slice in pool.slices.iter().chain(&pool.other_node_slices) {
             for device in &slice.spec.devices {
                 if in_use
@@ -61,20 +55,14 @@ impl<'a> Counters<'a> {
                     .is_some_and(|used| used.any())
                 {
                     pool_counters.each(device, |counter, value| counter.available.sub(value));
-                    pool_counters.join(device);
                 }
             }
         }
         pool_counters
     }
 
-    /// Consumes the counters of the device. Returns false without change if any counter of the pool does not suffice, or
-    /// if its groups are not compatible with those of other devices.
+    /// Consumes the counters of the device. Returns false without change if any counter of the pool does not suffice.
     pub(crate) fn consume(&mut self, device: &'a Device) -> bool {
-        if self.incompatible(device).is_some() {
-            return false;
-        }
-        self.join(device);
         self.each(device, |counter, value| counter.consumed.add(value));
         let enough = self
             .counters
@@ -86,46 +74,8 @@ impl<'a> Counters<'a> {
         enough
     }
 
-    /// Releases the device that was consumed last, of those of its counter sets.
     pub(crate) fn release(&mut self, device: &'a Device) {
         self.each(device, |counter, value| counter.consumed.sub(value));
-        if let Some(members) = &mut self.members {
-            for consumption in &device.consumes_counters {
-                if let Some(after) = members.get_mut(consumption.counter_set.as_str()) {
-                    after.pop();
-                }
-            }
-        }
-    }
-
-    /// A counter set of the device with members that its groups are not compatible with. The members are the allocated
-    /// devices of the pool and those of this allocation (k8s.io/dynamic-resource-allocation v0.37.1,
-    /// structured/internal/experimental/allocator_experimental.go, checkAndConsumeCompatibilityGroups).
-    pub(crate) fn incompatible(&self, device: &'a Device) -> Option<(&'a str, Members<'a>)> {
-        let members = self.members.as_ref()?;
-        let mut joined: BTreeMap<&'a str, Members<'a>> = BTreeMap::new();
-        for consumption in &device.consumes_counters {
-            let (set, groups) = (&consumption.counter_set, &consumption.compatibility_groups);
-            let before = members.get(set.as_str()).and_then(|after| after.last());
-            let current = joined.get(set.as_str()).or(before);
-            let current = current.cloned().unwrap_or_default();
-            if !current.admits(groups) {
-                return Some((set, current));
-            }
-            joined.insert(set, current.with(groups));
-        }
-        None
-    }
-
-    fn join(&mut self, device: &'a Device) {
-        let Some(members) = &mut self.members else {
-            return;
-        };
-        for consumption in &device.consumes_counters {
-            let after = members.entry(&consumption.counter_set).or_default();
-            let current = after.last().cloned().unwrap_or_default();
-            after.push(current.with(&consumption.compatibility_groups));
-        }
     }
 
     /// The remaining amount of each counter, with its name.

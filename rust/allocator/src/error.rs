@@ -38,6 +38,8 @@ pub enum Error {
     NodeSelector { place: String, message: String },
     #[error("pool {pool} is invalid ({reason}), and without its devices the claims do not fit")]
     InvalidPool { pool: String, reason: String },
+    #[error("pool {pool} {problem}; without its devices the claims do not fit")]
+    NotEvaluated { pool: String, problem: String },
     #[error("too many devices are requested at once, {depth} steps deep: {message}")]
     Depth { depth: usize, message: String },
     #[error(

@@ -21,7 +21,7 @@ use crate::constraints::Constraint;
 use crate::error::Error;
 use crate::in_use::InUse;
 use crate::plan::{CandidateSet, Task, new_task};
-use crate::pools::{self, PoolState};
+use crate::pools;
 use crate::query::{ResolvedQuery, allocation_of};
 use crate::request::{Request, claim_name};
 use counters::PoolCounters;
@@ -194,19 +194,13 @@ fn pool_report(pool: &pools::Pool<'_>) -> PoolReport {
             .iter()
             .map(|slice| slice.spec.devices.len())
             .sum(),
-        problem: problem(&pool.state),
+        problem: problem(pool),
     }
 }
 
 /// The reason why a pool is not usable.
-fn problem(state: &PoolState) -> Option<String> {
-    match state {
-        PoolState::Usable => None,
-        PoolState::Incomplete { found, expected } => Some(format!(
-            "the pool is incomplete: {found} of {expected} slices are published"
-        )),
-        PoolState::Invalid(reason) => Some(format!("the pool is invalid: {reason}")),
-    }
+fn problem(pool: &pools::Pool<'_>) -> Option<String> {
+    Some(format!("the pool {}", pool.state.problem()?))
 }
 
 /// Marks the devices of the allocation.

@@ -3,7 +3,6 @@
 //! Any of them selects the experimental variant of the Go allocator (k8s.io/dynamic-resource-allocation v0.37.1,
 //! structured/allocator.go, NewAllocator). Its rules for devices without these fields are those of the default variant.
 
-const COMPATIBILITY_GROUPS: &str = "DRADeviceCompatibilityGroups";
 const LIST_ATTRIBUTES: &str = "DRAListTypeAttributes";
 /// Nodes whose kubelet supports it declare it by the same name.
 pub(crate) const OPTIONAL_NODE_OPERATIONS: &str = "DRAOptionalNodeOperations";
@@ -11,7 +10,6 @@ pub(crate) const OPTIONAL_NODE_OPERATIONS: &str = "DRAOptionalNodeOperations";
 /// The gates that are on, of those that are off by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Gates {
-    pub(crate) compatibility_groups: bool,
     pub(crate) list_attributes: bool,
     pub(crate) optional_node_operations: bool,
 }
@@ -26,12 +24,11 @@ impl Gates {
         let mut gates = Self::default();
         for name in names {
             match name {
-                COMPATIBILITY_GROUPS => gates.compatibility_groups = true,
                 LIST_ATTRIBUTES => gates.list_attributes = true,
                 OPTIONAL_NODE_OPERATIONS => gates.optional_node_operations = true,
                 other => {
                     return Err(format!(
-                        "feature gate {other:?} is not supported; supported are {COMPATIBILITY_GROUPS}, {LIST_ATTRIBUTES} and {OPTIONAL_NODE_OPERATIONS}"
+                        "feature gate {other:?} is not supported; supported are {LIST_ATTRIBUTES} and {OPTIONAL_NODE_OPERATIONS}"
                     ));
                 }
             }

@@ -12,7 +12,6 @@ mod counters;
 mod error;
 mod explain;
 mod gates;
-mod groups;
 mod held;
 mod in_use;
 mod node;

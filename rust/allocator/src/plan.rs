@@ -313,7 +313,7 @@ fn plan_task<'a>(
     Ok(task)
 }
 
-/// All matching devices, in use or not. An incomplete or invalid pool is an error.
+/// All matching devices, in use or not. A pool that is not usable is an error.
 fn all_devices<'a>(
     claim: &ResourceClaim,
     task: &Task<'a>,
@@ -324,18 +324,17 @@ fn all_devices<'a>(
     let mut next = 0;
     for pool in 0..candidate_set.pools.len() {
         let label = candidate_set.pools[pool].label();
-        match &candidate_set.pools[pool].state {
-            PoolState::Usable => {}
-            PoolState::Incomplete { found, expected } => {
-                return Err(fail(format!(
-                    "all devices are requested, but pool {label} is incomplete: {found} of {expected} slices are published"
-                )));
+        let state = &candidate_set.pools[pool].state;
+        if let Some(problem) = state.problem() {
+            if *state == PoolState::NotEvaluated {
+                return Err(Error::NotEvaluated {
+                    pool: label,
+                    problem,
+                });
             }
-            PoolState::Invalid(reason) => {
-                return Err(fail(format!(
-                    "all devices are requested, but pool {label} is invalid: {reason}"
-                )));
-            }
+            return Err(fail(format!(
+                "all devices are requested, but pool {label} {problem}"
+            )));
         }
         while next < candidate_set.candidates.len() && candidate_set.candidates[next].pool == pool {
             let index = next;

@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use dra_api::{CounterSet, Device, Node};
 
 use crate::error::Error;
-use crate::gates::Gates;
 use crate::in_use::DeviceId;
 use crate::node::slice_is_usable_on;
 use crate::published::Published;
@@ -48,6 +47,25 @@ pub(crate) enum PoolState {
         expected: i64,
     },
     Invalid(String),
+    /// A device has compatibility groups, which an alpha feature of kube-scheduler compares.
+    NotEvaluated,
+}
+
+impl PoolState {
+    /// Why the pool is not usable, as the predicate of a sentence.
+    pub(crate) fn problem(&self) -> Option<String> {
+        match self {
+            Self::Usable => None,
+            Self::Incomplete { found, expected } => Some(format!(
+                "is incomplete: {found} of {expected} slices are published"
+            )),
+            Self::Invalid(reason) => Some(format!("is invalid: {reason}")),
+            Self::NotEvaluated => Some(
+                "is not evaluated: it has compatibilityGroups (DRADeviceCompatibilityGroups)"
+                    .to_owned(),
+            ),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -60,8 +78,6 @@ pub(crate) struct Pool<'a> {
     /// Slices with devices for other nodes. Their allocated devices consume counters of this pool too.
     pub(crate) other_node_slices: Vec<&'a Published>,
     pub(crate) counter_sets: BTreeMap<&'a str, &'a CounterSet>,
-    /// Whether devices of one counter set must have compatible groups.
-    pub(crate) compares_groups: bool,
     /// All slices of the pool, for explanations.
     pub(crate) found: Vec<&'a Published>,
 }
@@ -82,20 +98,16 @@ impl Pool<'_> {
 type PoolKey<'a> = (&'a str, &'a str);
 
 /// All pools with a slice for the node.
-pub(crate) fn gather<'a>(
-    slices: &'a SliceIndex,
-    node: &Node,
-    gates: Gates,
-) -> Result<Vec<Pool<'a>>, Error> {
+pub(crate) fn gather<'a>(slices: &'a SliceIndex, node: &Node) -> Result<Vec<Pool<'a>>, Error> {
     let mut by_pool: HashMap<PoolKey<'a>, Vec<&'a Published>> = HashMap::new();
     for slice in slices.for_node(&node.metadata.name) {
-        if is_read(slice, gates) && slice_is_usable_on(slice, node)? {
+        if slice_is_usable_on(slice, node)? {
             add_newest(by_pool.entry(key(slice)).or_default(), slice);
         }
     }
     let mut pools: Vec<Pool<'a>> = by_pool
         .into_iter()
-        .filter_map(|(key, found)| assemble(key, found, slices, gates))
+        .filter_map(|(key, found)| assemble(key, found, slices))
         .collect();
     pools.sort_by_key(|pool| (pool.has_binding_conditions(), pool.driver, pool.name));
     Ok(pools)
@@ -122,17 +134,13 @@ fn key(slice: &Published) -> PoolKey<'_> {
     (&slice.spec.driver, &slice.spec.pool.name)
 }
 
-/// Whether the slice is read: slices with compatibility groups are ignored while their gate is off.
-fn is_read(slice: &Published, gates: Gates) -> bool {
-    gates.compatibility_groups || !slice.spec.devices.iter().any(has_groups)
-}
-
-/// Whether the device has a compatibility group.
-fn has_groups(device: &Device) -> bool {
-    device
-        .consumes_counters
+fn has_compatibility_groups(slice: &Published) -> bool {
+    let mut consumptions = slice
+        .spec
+        .devices
         .iter()
-        .any(|consumption| !consumption.compatibility_groups.is_empty())
+        .flat_map(|device| &device.consumes_counters);
+    consumptions.any(|consumption| !consumption.compatibility_groups.is_empty())
 }
 
 fn add_newest<'a>(found: &mut Vec<&'a Published>, slice: &'a Published) {
@@ -149,7 +157,6 @@ fn assemble<'a>(
     (driver, name): PoolKey<'a>,
     found: Vec<&'a Published>,
     slices: &'a SliceIndex,
-    gates: Gates,
 ) -> Option<Pool<'a>> {
     let first = &found.first()?.spec.pool;
     let (generation, expected) = (first.generation, first.resource_slice_count);
@@ -161,7 +168,6 @@ fn assemble<'a>(
         slices: Vec::new(),
         other_node_slices: Vec::new(),
         counter_sets: BTreeMap::new(),
-        compares_groups: gates.compatibility_groups,
         found: found.clone(),
     };
     if complete(found.len()) {
@@ -176,7 +182,7 @@ fn assemble<'a>(
     }
     let all: Vec<&Published> = everywhere
         .into_iter()
-        .filter(|slice| slice.spec.pool.generation == generation && is_read(slice, gates))
+        .filter(|slice| slice.spec.pool.generation == generation)
         .collect();
     if !complete(all.len()) {
         return Some(Pool {
@@ -192,6 +198,14 @@ fn assemble<'a>(
 
 /// Groups the slices by purpose, and checks their consistency.
 fn build<'a>(mut pool: Pool<'a>, mut here: Vec<&'a Published>, all: &[&'a Published]) -> Pool<'a> {
+    if here
+        .iter()
+        .chain(all)
+        .any(|slice| has_compatibility_groups(slice))
+    {
+        pool.state = PoolState::NotEvaluated;
+        return pool;
+    }
     let has_counters = |slice: &&Published| !slice.spec.shared_counters.is_empty();
     here.sort_by_key(|slice| slice.metadata.name.as_str());
     let (mut counters, slices): (Vec<_>, Vec<_>) = here.iter().partition(|s| has_counters(s));

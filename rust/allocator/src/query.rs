@@ -11,7 +11,7 @@ use crate::held::Held;
 use crate::in_use::InUse;
 use crate::node_selector;
 use crate::plan::{CandidateSet, Classes, plan_claim};
-use crate::pools;
+use crate::pools::{self, PoolState};
 use crate::programs::Programs;
 use crate::request::claim_name;
 use crate::result;
@@ -156,7 +156,7 @@ impl<'a> ResolvedQuery<'a> {
 
     /// The candidates of the node.
     pub(crate) fn candidate_set(&self) -> Result<CandidateSet<'a>, Error> {
-        let pools = pools::gather(self.slices, self.node, self.gates)?;
+        let pools = pools::gather(self.slices, self.node)?;
         Ok(CandidateSet::new(
             self.node,
             pools,
@@ -189,7 +189,7 @@ impl<'a> ResolvedQuery<'a> {
                 self.deadline,
             );
             let Some(solution) = search.run()? else {
-                return match invalid_pool(&candidate_set) {
+                return match unknown_pool(&candidate_set) {
                     Some(error) => Err(error),
                     None => Ok(None),
                 };
@@ -237,16 +237,20 @@ pub(crate) fn allocation_of(claim: &ResourceClaim) -> Option<&AllocationResult> 
     claim.status.as_ref()?.allocation.as_ref()
 }
 
-/// The error for an invalid pool. Its devices might fit, so "does not fit" would be wrong.
-fn invalid_pool(candidate_set: &CandidateSet<'_>) -> Option<Error> {
+/// The error for a pool that is invalid or not evaluated. Its devices might fit, so "does not fit" would be wrong.
+fn unknown_pool(candidate_set: &CandidateSet<'_>) -> Option<Error> {
     candidate_set
         .pools
         .iter()
         .find_map(|pool| match &pool.state {
-            pools::PoolState::Invalid(reason) => Some(Error::InvalidPool {
+            PoolState::Invalid(reason) => Some(Error::InvalidPool {
                 pool: pool.label(),
                 reason: reason.clone(),
             }),
-            _ => None,
+            PoolState::NotEvaluated => Some(Error::NotEvaluated {
+                pool: pool.label(),
+                problem: pool.state.problem().unwrap_or_default(),
+            }),
+            PoolState::Usable | PoolState::Incomplete { .. } => None,
         })
 }

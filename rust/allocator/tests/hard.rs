@@ -70,29 +70,19 @@ fn list_of(value: &Value) -> Value {
 #[test]
 fn gates_without_their_fields_take_no_more_steps() {
     check_answers(|question| {
-        question["gates"] = json!([
-            "DRADeviceCompatibilityGroups",
-            "DRAListTypeAttributes",
-            "DRAOptionalNodeOperations"
-        ]);
+        question["gates"] = json!(["DRAListTypeAttributes", "DRAOptionalNodeOperations"]);
     });
 }
 
-/// All devices with counters have one group in common, and all operations can be skipped.
+/// All operations can be skipped.
 #[test]
-fn groups_and_skipped_operations_take_no_more_steps() {
+fn skipped_operations_take_no_more_steps() {
     check_answers(|question| {
-        question["gates"] = json!(["DRADeviceCompatibilityGroups", "DRAOptionalNodeOperations"]);
+        question["gates"] = json!(["DRAOptionalNodeOperations"]);
         if question["node"].is_string() {
             question["node"] = json!({"metadata": {"name": question["node"]}});
         }
         question["node"]["status"] = json!({"declaredFeatures": ["DRAOptionalNodeOperations"]});
-        for_each_device(question, |_, device| {
-            let consumptions = device["consumesCounters"].as_array_mut();
-            for consumption in consumptions.into_iter().flatten() {
-                consumption["compatibilityGroups"] = json!(["common"]);
-            }
-        });
         for slice in question["slices"].as_array_mut().unwrap() {
             if slice["spec"]["devices"].is_array() {
                 slice["spec"]["skipNodeOperations"] = json!(["*"]);

@@ -603,16 +603,7 @@ fn devices_of<'a>(
         let name = name.as_deref().unwrap_or_default();
         (!name.is_empty() && name == node) || (name.is_empty() && everywhere == Some(true))
     };
-    let of_pool = |slice: &&ResourceSlice| {
-        slice.spec.driver == driver
-            && slice.spec.pool.name == pool
-            && !slice
-                .spec
-                .devices
-                .iter()
-                .flat_map(|device| &device.consumes_counters)
-                .any(|consumption| !consumption.compatibility_groups.is_empty())
-    };
+    let of_pool = |slice: &&ResourceSlice| slice.spec.driver == driver && slice.spec.pool.name == pool;
     let newest = query
         .slices
         .iter()

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from dra_agent import simulate
-from dra_agent.simulate.kernel import SimulatedKernel
+import dra_simulate
+from dra_simulate.kernel import SimulatedKernel
 
 from .attributes import Attribute, serve_attributes
 
@@ -28,7 +28,7 @@ class HangableMachine:
         """`address` is the PCI address of the device whose driver can hang."""
         self.root = root / "machine"
         self.address = address
-        simulate.build(profile, self.root)
+        dra_simulate.build(profile, self.root)
         # Outside the directory of the marker file by which an agent recognizes a simulated machine.
         self.roots = root / "roots"
         self.roots.mkdir()

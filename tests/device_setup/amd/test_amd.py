@@ -15,11 +15,11 @@ from dra_agent.inventory.collector import Collector, collect
 from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.inventory.model import Inventory
 from dra_agent.prepare.setup import SetupDevice, UnsuitableError
-from dra_agent.simulate import build_machine, inject
-from dra_agent.simulate.kernel import SimulatedKernel
-from dra_agent.simulate.machine import Function
-from dra_agent.simulate.roles.amd import LINUX_6_8, AmdGpu, AmdgpuDriver
 from dra_agent.topology import scan
+from dra_simulate import build_machine, inject
+from dra_simulate.kernel import SimulatedKernel
+from dra_simulate.machine import Function
+from dra_simulate.roles.amd import LINUX_6_8, AmdGpu, AmdgpuDriver
 from eventually import DEADLINE_S
 from inventory.half_made import half_made, unread, was_read
 from inventory.test_amd_kernels import EVERY_DRIVER

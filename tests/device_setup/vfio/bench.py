@@ -13,15 +13,15 @@ from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.passthrough import VfioBinding, VfioBindingStore
 from dra_agent.inventory.settings import InventorySettings, PassthroughRule
 from dra_agent.prepare.setup import SetupDevice
-from dra_agent.simulate import build_machine
-from dra_agent.simulate.kernel import SimulatedKernel
-from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
-from dra_agent.simulate.models import L40S
-from dra_agent.simulate.parts.accelerators import alveo_u250, pac_d5005
-from dra_agent.simulate.parts.bridges import port
-from dra_agent.simulate.parts.network import connectx6dx
-from dra_agent.simulate.parts.nvidia import gpu
 from dra_agent.topology import scan
+from dra_simulate import build_machine
+from dra_simulate.kernel import SimulatedKernel
+from dra_simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
+from dra_simulate.models import L40S
+from dra_simulate.parts.accelerators import alveo_u250, pac_d5005
+from dra_simulate.parts.bridges import port
+from dra_simulate.parts.network import connectx6dx
+from dra_simulate.parts.nvidia import gpu
 from eventually import DEADLINE_S
 
 FPGA, GPU, NIC, ALVEO, ALVEO_MANAGEMENT = (

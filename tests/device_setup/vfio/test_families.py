@@ -9,7 +9,7 @@ import pytest
 from deadlines import a_minute
 from device_setup.vfio.bench import Bench
 from dra_agent.device_setup.vfio import VfioConfig
-from dra_agent.simulate.profiles import load_profile
+from dra_simulate.profiles import load_profile
 
 DEVICES = {
     "nvidia-gpu": ("0000:1a:00.0", "nvidia"),

@@ -12,8 +12,8 @@ from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.passthrough import VfioBinding, VfioBindingStore
 from dra_agent.prepare.setup import SetupDevice
-from dra_agent.simulate import inject
 from dra_agent.topology import Topology, scan
+from dra_simulate import inject
 
 AUTO = VfioConfig()
 DRIVER = "dra-agent.internal"

@@ -24,8 +24,8 @@ from dra_agent.inventory.passthrough import VfioBinding, VfioBindingStore
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.prepare.setup import UnsuitableError
-from dra_agent.simulate import inject
 from dra_agent.topology import scan
+from dra_simulate import inject
 from eventually import DEADLINE_S
 
 AUTO = VfioConfig()

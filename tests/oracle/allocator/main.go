@@ -39,9 +39,8 @@ var features = structured.Features{
 
 // gated turns a feature on that is off by default, by the name of its gate.
 var gated = map[string]func(*structured.Features){
-	"DRADeviceCompatibilityGroups": func(f *structured.Features) { f.CompatibilityGroups = true },
-	"DRAListTypeAttributes":        func(f *structured.Features) { f.ListTypeAttributes = true },
-	"DRAOptionalNodeOperations":    func(f *structured.Features) { f.OptionalNodeOperations = true },
+	"DRAListTypeAttributes":     func(f *structured.Features) { f.ListTypeAttributes = true },
+	"DRAOptionalNodeOperations": func(f *structured.Features) { f.OptionalNodeOperations = true },
 }
 
 type question struct {

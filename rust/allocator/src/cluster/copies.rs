@@ -153,7 +153,9 @@ where
             } else {
                 apart += progress.copies;
             }
-            capacity.total_is_partial |= entry.at_limit || progress.end.is_none();
+            capacity.total_is_partial |= entry.at_limit
+                || progress.end.is_none()
+                || entry.causes.contains(&Cause::NotEvaluated);
             capacity.nodes.push(entry);
         }
         let (copies, is_complete) = self.place_together(together, found, deadline);
@@ -222,8 +224,8 @@ where
                 Err(Error::Deadline { .. }) => return,
                 Err(error) => {
                     progress.end = Some(End::Full {
+                        causes: vec![cause(&error)],
                         reason: error.to_string(),
-                        causes: vec![Cause::Error],
                     });
                     return;
                 }
@@ -274,7 +276,14 @@ fn no_fit_reason(query: &ResolvedQuery<'_>) -> Result<End, Error> {
         Ok(found) => full(found.text, found.causes),
         Err(error @ Error::Deadline { .. }) => Err(error),
         // As in a sweep: the search does not evaluate the devices on which this fails.
-        Err(error) => full(error.to_string(), vec![Cause::Error]),
+        Err(error) => full(error.to_string(), vec![cause(&error)]),
+    }
+}
+
+fn cause(error: &Error) -> Cause {
+    match error {
+        Error::NotEvaluated { .. } => Cause::NotEvaluated,
+        _ => Cause::Error,
     }
 }
 

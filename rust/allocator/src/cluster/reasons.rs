@@ -10,7 +10,6 @@ use crate::error::Error;
 use crate::explain::parts;
 use crate::in_use::InUse;
 use crate::plan::{CandidateSet, Task, new_task};
-use crate::pools::PoolState;
 use crate::query::{ResolvedQuery, allocation_of};
 use crate::request::{Request, claim_name};
 use crate::taints;
@@ -30,8 +29,6 @@ pub enum Cause {
     /// The copies that were placed before have the devices.
     Placed,
     Counter,
-    /// Devices of other compatibility groups use the counter set.
-    CompatibilityGroups,
     /// The slice has skipNodeOperations, which the node does not support.
     NodeOperations,
     Taint,
@@ -43,6 +40,8 @@ pub enum Cause {
     Combination,
     /// A pool is incomplete or invalid.
     Pool,
+    /// A pool is not evaluated.
+    NotEvaluated,
     /// A claim of the query is allocated on other nodes.
     AllocatedElsewhere,
     /// kube-scheduler would report an error.
@@ -75,7 +74,6 @@ struct Tally {
     placed: usize,
     tainted: usize,
     without_operations: usize,
-    incompatible: usize,
     without_counters: usize,
     without_capacity: usize,
     without_attribute: usize,
@@ -205,16 +203,7 @@ fn unusable_pool(candidate_set: &CandidateSet<'_>) -> Option<String> {
     candidate_set
         .pools
         .iter()
-        .find_map(|pool| match &pool.state {
-            PoolState::Usable => None,
-            PoolState::Incomplete { found, expected } => Some(format!(
-                "; pool {} is incomplete: {found} of {expected} slices are published",
-                pool.label()
-            )),
-            PoolState::Invalid(reason) => {
-                Some(format!("; pool {} is invalid: {reason}", pool.label()))
-            }
-        })
+        .find_map(|pool| Some(format!("; pool {} {}", pool.label(), pool.state.problem()?)))
 }
 
 /// Why there are not enough devices for the request, if so.
@@ -285,12 +274,11 @@ fn tally<'a>(
         }
         tally.matching += 1;
         let has_share = candidate.shared() && used.is_some_and(|used| used.shared);
-        let (mut is_incompatible, mut lacks_counters) = (false, false);
+        let mut lacks_counters = false;
         if !has_share && !device.consumes_counters.is_empty() {
             let pool = &candidate_set.pools[candidate.pool];
             let counters =
                 counters[candidate.pool].get_or_insert_with(|| Counters::new(pool, in_use));
-            is_incompatible = counters.incompatible(device).is_some();
             if counters.consume(device) {
                 counters.release(device);
             } else {
@@ -309,8 +297,6 @@ fn tally<'a>(
             }
         } else if !candidate_set.operations_are_skippable(&candidate) {
             &mut tally.without_operations
-        } else if is_incompatible {
-            &mut tally.incompatible
         } else if lacks_counters {
             &mut tally.without_counters
         } else if taints::not_tolerated(device, task.request.tolerations).is_some() {
@@ -328,7 +314,7 @@ fn tally<'a>(
 }
 
 impl Tally {
-    fn counts(&self) -> [(usize, &'static str, Cause); 8] {
+    fn counts(&self) -> [(usize, &'static str, Cause); 7] {
         [
             (self.placed, "used by these copies", Cause::Placed),
             (self.in_use, "in use", Cause::InUse),
@@ -336,11 +322,6 @@ impl Tally {
                 self.without_operations,
                 "not usable with skipNodeOperations on this node",
                 Cause::NodeOperations,
-            ),
-            (
-                self.incompatible,
-                "of other compatibility groups than devices in use",
-                Cause::CompatibilityGroups,
             ),
             (
                 self.without_counters,

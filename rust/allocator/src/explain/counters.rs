@@ -8,7 +8,6 @@ use dra_api::{Device, DeviceCounterConsumption};
 
 use super::report::{Consumer, Rejection};
 use crate::counters::{Counters, Shortage};
-use crate::groups::{Members, label};
 use crate::in_use::{DeviceId, InUse, Use};
 use crate::pools::Pool;
 
@@ -57,39 +56,12 @@ impl<'e, 'a> PoolCounters<'e, 'a> {
         }
     }
 
-    pub(super) fn rejections(&self, device: &'a Device) -> Vec<Rejection> {
-        let incompatible = self.counters.incompatible(device);
-        let groups =
-            incompatible.map(|(set, members)| self.incompatible_groups(device, set, &members));
+    pub(super) fn rejections(&self, device: &Device) -> Vec<Rejection> {
         let shortages = self.counters.shortages(device);
-        groups
-            .into_iter()
-            .chain(shortages.iter().map(|shortage| self.shortage(shortage)))
-            .collect()
-    }
-
-    fn incompatible_groups(&self, device: &Device, set: &str, members: &Members<'_>) -> Rejection {
-        let consumption = device
-            .consumes_counters
+        shortages
             .iter()
-            .find(|consumption| consumption.counter_set == set);
-        let groups = consumption.map_or_else(Vec::new, |found| found.compatibility_groups.clone());
-        let own = if groups.is_empty() {
-            "no compatibility group".to_owned()
-        } else {
-            format!("compatibility {}", label(groups.iter().map(String::as_str)))
-        };
-        let consumers = self.consumers(set, |_| true);
-        Rejection::CompatibilityGroups {
-            message: format!(
-                "it has {own}, but {} use counter set {set}{}",
-                members.text(),
-                held_by(&consumers)
-            ),
-            set: set.to_owned(),
-            groups,
-            consumers,
-        }
+            .map(|shortage| self.shortage(shortage))
+            .collect()
     }
 
     fn shortage(&self, shortage: &Shortage) -> Rejection {

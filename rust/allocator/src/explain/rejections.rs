@@ -11,7 +11,7 @@ use crate::gates::OPTIONAL_NODE_OPERATIONS;
 use crate::in_use::{Holder, Use};
 use crate::node::{device_is_usable_on, has_per_device_node_selection};
 use crate::plan::{CandidateSet, Task};
-use crate::pools::{Candidate, Pool, PoolState};
+use crate::pools::{Candidate, Pool};
 use crate::selectors::{Failure, SelectorResult};
 
 impl<'a> Evaluation<'_, 'a> {
@@ -64,10 +64,9 @@ impl<'a> Evaluation<'_, 'a> {
 
 /// The reports of the devices of an unusable pool.
 pub(super) fn unusable_devices(pool: &Pool<'_>) -> Vec<DeviceReport> {
-    if pool.state == PoolState::Usable {
+    let Some(message) = super::problem(pool) else {
         return Vec::new();
-    }
-    let message = super::problem(&pool.state).unwrap_or_default();
+    };
     pool.found
         .iter()
         .flat_map(|slice| &slice.spec.devices)

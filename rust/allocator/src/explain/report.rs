@@ -149,14 +149,6 @@ pub enum Rejection {
         consumers: Vec<Consumer>,
         message: String,
     },
-    CompatibilityGroups {
-        set: String,
-        /// The device's groups.
-        groups: Vec<String>,
-        /// The devices that consume counters of the set, with their claims.
-        consumers: Vec<Consumer>,
-        message: String,
-    },
     Capacity {
         name: String,
         /// `missing`, `policy` or `exceeded`.

@@ -196,9 +196,6 @@ fn short_reason(rejection: &Rejection) -> String {
         Rejection::Counter { set, counter, .. } => {
             format!("{{is}} short of counter {set}/{counter}")
         }
-        Rejection::CompatibilityGroups { set, .. } => {
-            format!("{{is}} not compatible with the devices that use counter set {set}")
-        }
         Rejection::NodeOperations { .. } => {
             "{is} not usable with skipNodeOperations on this node".to_owned()
         }

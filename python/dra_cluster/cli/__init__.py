@@ -1,0 +1,1 @@
+"""Commands about a cluster: those of `dra-agent`, and the kubectl plugin."""
