@@ -12,19 +12,22 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-pictures docs-reference lock build check demo test test-rust test-python test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages test-sources clean cluster cluster-down test-cluster test-earlier test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
+.PHONY: help docs docs-pictures docs-reference lock build check demo test test-all test-rest test-core-python test-core-rust test-rest-python test-rust test-python test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages test-sources clean cluster cluster-down test-cluster test-earlier test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests measures
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
+# One line states what is missing, before anything long starts.
+preflight = $(eval missing := $$(shell CARGO='$(CARGO)' VENV='$(VENV)' sh deploy/preflight.sh))$(if $(missing),$(error $(missing)))
+
 $(SYNC): requirements.lock
-	@test -x $(PY) || python3 -m venv $(VENV)
+	@$(preflight)test -x $(PY) || python3 -m venv $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@touch $@
 
 lock: ## update requirements.lock from pyproject.toml
 	@$(PY) -m pip install --quiet 'uv==0.13.8'
-	$(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --extra dev --extra otlp --no-header pyproject.toml -o requirements.lock
+	$(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --extra dev --no-header pyproject.toml -o requirements.lock
 
 # The sources of each of the three targets: an edit of one crate rebuilds one target.
 sources_of = $(shell find $(addprefix rust/,$(1)) -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
@@ -52,7 +55,7 @@ $(HOOK): $(HOOK_SOURCES)
 revision:
 	@python3 deploy/revision.py
 
-build: revision $(NATIVE) $(FAKE) $(HOOK) ## build the extension and install the agent into .venv
+build: $(SYNC) revision $(NATIVE) $(FAKE) $(HOOK) ## build the extension and install the agent into .venv
 
 .PHONY: image-base image test-image
 image-base: ## create the local base images of `make image` again; requires root, buildah and mmdebstrap
@@ -84,36 +87,38 @@ check: ## format, lint, check types and import rules, run unit tests, in about a
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 	$(PY) -m pytest -n 2 $(addprefix tests/,$(UNIT))
 
-# A short form of exhaustive tests of the ledger: one case of five. `make test-rust` runs all.
-test: export DRA_TEST_SAMPLE ?= 5
-# All parts run, even if one fails. The others leave a CPU idle most of the time, so they run while pytest does, and their
-# output follows that of pytest. The last lines name the duration of each part and the parts that failed.
-TEST_PARTS := test-rust lint test-python
-test: build ## run all tests that need no cluster
-	@logs=target/test; rm -rf $$logs; mkdir -p $$logs; trap 'kill 0' INT; \
-	run() { began=$$(date +%s); $(MAKE) --no-print-directory $$1 || touch $$logs/$$1.failed; \
-	  echo "$$1 $$(($$(date +%s) - began)) s" > $$logs/$$1.duration; }; \
-	others='$(filter-out test-python,$(TEST_PARTS))'; start=$$(date +%s); \
-	(for part in $$others; do run $$part > $$logs/$$part.log 2>&1; done) & \
-	echo "== make test-python, and at the same time: $$others"; run test-python; wait; \
-	for part in $$others; do echo "== make $$part"; cat $$logs/$$part.log; done; \
-	failed=; took=; for part in $(TEST_PARTS); do \
-	  took="$$took $$(cat $$logs/$$part.duration),"; test ! -e $$logs/$$part.failed || failed="$$failed $$part"; \
-	done; echo; echo "make test: duration:$$took total $$(($$(date +%s) - start)) s"; \
-	if [ -n "$$failed" ]; then \
-	  echo "make test: FAILED:$$failed. See the output above, after '== make PART'; each part is also a make target."; exit 1; \
-	fi; \
-	echo "make test: passed: $(TEST_PARTS)"
+# Crates whose tests build in two minutes after `make build`, most of whose artifacts they use: hence the release profile.
+CORE_CRATES := ledger slices topology
+# Tests of the ledger damage each byte and try all orders of steps; these commands have one case of five, test-rust all.
+test test-rest: export DRA_TEST_SAMPLE ?= 5
+test: build ## run the tests that every machine can run after `make build`, in minutes
+	@$(PY) tests/run_parts.py test test-core-python test-core-rust
+
+test-core-python: build
+	$(PY) -m pytest -n 3 --dist worksteal -m 'not thorough'
+
+test-core-rust:
+	$(CARGO) test --locked --release --quiet $(CORE_CRATES:%=--package dra-%)
+
+test-all: build ## run all tests that need no cluster: `make test`, then the rest, with the oracles and tools that CI has
+	@$(MAKE) --no-print-directory --keep-going --jobs=1 test test-rest
+
+# What `make test` leaves out.
+test-rest: build
+	@$(PY) tests/run_parts.py test-rest test-rest-python test-rust lint
+
+test-rest-python: build test-tools
+	$(PY) -m pytest -n 3 --dist worksteal -m thorough
 
 test-rust: ## run all cargo tests, clippy and rustfmt
-	$(CARGO) test --locked --workspace --quiet
-	$(CARGO) clippy --locked --workspace --all-targets --quiet -- -D warnings
+	$(CARGO) test --locked --release --workspace --quiet
+	$(CARGO) clippy --locked --release --workspace --all-targets --quiet -- -D warnings
 	$(CARGO) fmt --all --check
 
 test-tools: $(SYNC) ## build helm and kubectl, which tests of the chart run, if Go is installed
 	@PYTHONPATH=tests $(PY) -m cluster.kube.build helm kubectl
 
-test-python: build test-tools ## run pytest
+test-python: build test-tools ## run all tests of pytest
 	$(PY) -m pytest -n 4 --dist worksteal
 
 EXPRESSIONS ?= 3000
@@ -129,6 +134,9 @@ coverage: build ## measure lines and branches of Python that tests execute; name
 	@$(PY) -m coverage report --ignore-errors > target/coverage/report
 	@awk '/%$$/ && $$1 != "TOTAL" && $$NF + 0 < 90' target/coverage/report; grep '^TOTAL' target/coverage/report
 	@exit $$(cat target/coverage/pytest-exit-code)
+
+measures: build ## print size and shape of the code now and at the last release: lines, circles, files of a call (ARGS=--details: what is counted)
+	@PYTHONPATH=tests $(PY) -m measures $(ARGS)
 
 lint: build ## run ruff and mypy --strict on all Python, check import rules, licenses and sources of crates
 	$(VENV)/bin/ruff check python tests benchmarks deploy demo
@@ -236,8 +244,8 @@ bench-capacity: build ## compare `dra-agent capacity` with kube-scheduler on 100
 test-packages: build ## install, upgrade and remove packages in a clean root under a real systemd; requires root and mmdebstrap
 	$(PY) -m pytest -n 0 tests/packages $(ARGS)
 
-test-sources: $(SYNC) ## run the quickstart without hardware from the sources to the claim, in a clean root; requires root, mmdebstrap and the network
-	PYTHONPATH=tests $(PY) -m packages.source_build
+test-sources: $(SYNC) ## run what the README says in a clean root: quickstart, make demo, make test (ARGS="--debian 13 --warm 5 --loops 4"); requires root, mmdebstrap and the network
+	PYTHONPATH=tests $(PY) -m packages.source_build $(ARGS)
 
 wheel: build ## build the wheel for glibc 2.28 and newer, optimized, in target/packages (5 minutes of CPU; needs PyPI for zig)
 	@$(PY) deploy/wheel.py $(ARGS)

@@ -3,9 +3,7 @@
 Every size runs in a new process, so that its memory is that of one cluster: slices come in as pages of an API
 server, one node at a time. "sweep" is `Cluster.fits` for one claim on all nodes, from Python objects to Python objects;
 "first" also compiles and evaluates the selectors. "capacity" is `Cluster.capacity`: all copies that fit and the reason
-of each node, 9 searches for a node with 8 GPUs. "cpu" is the CPU time of all threads. "allocate" is the time of
-`dra_agent.allocator.allocate` for one node, measured on the slices of a few hundred nodes, multiplied by
-the number of nodes.
+of each node, 9 searches for a node with 8 GPUs. "cpu" is the CPU time of all threads.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from results import measure as measured
 from results_table import publish
 
 from dra_agent import simulate
-from dra_agent.allocator import allocate
 from dra_agent.cluster import Cluster
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Inventory
@@ -37,7 +34,6 @@ from dra_agent.topology import LiveTopology
 DRIVER = "dra-agent.internal"
 NODE = "node-xxxxx"
 PER_FAMILY = 8
-ALLOCATE_NODES = 200
 ROUNDS = 5
 TARGETS = {
     1000: (Target("value", "at most", 0.2), None),
@@ -131,12 +127,6 @@ def measure(nodes: int) -> Json:
     result["peak_memory_mib"] = round(memory_mib("VmHWM") - before, 1)
     result["expressions_compiled"] = cluster.counts.expressions_compiled
     result["slices_decoded"] = cluster.counts.slices_decoded
-    few = min(nodes, ALLOCATE_NODES)
-    slices = [entry for page in pages(text, few) for entry in json.loads(page)]
-    claims = [CLAIMS["one GPU"]]
-    single = partial(allocate, node="node-00000", classes=CLASSES, slices=slices, claims=claims)
-    allocate_s = min(timed(single)[0] for _ in range(ROUNDS))
-    result["allocate_s"] = round(allocate_s, 5)
     return result
 
 
@@ -180,17 +170,6 @@ def measures_of(found: Json) -> list[Measure]:
     ):
         name = f"{host}: {field.removesuffix('_mib').replace('_', ' ')}"
         measures.append(measured(name, unit, [found[field]], target=target))
-    one_by_one = [found["nodes"] * found["allocate_s"]]
-    sweep = found["sweeps"]["one GPU"]["sweep_s"]
-    measures.append(
-        measured(
-            f"{host}: one GPU: sweep, once",
-            "s",
-            [min(sweep)],
-            compared_with="allocate, all nodes",
-            reference=one_by_one,
-        )
-    )
     return measures
 
 

@@ -24,7 +24,7 @@ from results import Measure, measure, this_machine
 from results_table import publish
 
 from dra_agent import simulate
-from dra_agent.allocator import allocate
+from dra_agent.cluster import Cluster
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
@@ -171,7 +171,7 @@ class Allocated:
     """Allocates with the agent's allocator."""
 
     def __init__(self, slices: list[dict[str, Any]]) -> None:
-        self._slices = slices
+        self._cluster = Cluster(slices, CLASSES)
         self._held: list[dict[str, Any]] = []
         self._count = 0
 
@@ -186,19 +186,21 @@ class Allocated:
             "metadata": {"name": name, "namespace": "default", "uid": name},
             "spec": {"devices": {"requests": [request]}},
         }
-        answer = allocate(node="node-1", classes=CLASSES, slices=self._slices, claims=[claim], allocated=self._held)
+        answer = self._cluster.allocate("node-1", [claim])
         if answer["error"] is not None:
             raise SystemExit(f"no answer: {answer['error']}")
         if not answer["allocated"]:
             return None
         allocation = answer["results"][0]
-        self._held.append({**claim, "status": {"allocation": allocation}})
+        held = {**claim, "status": {"allocation": allocation}}
+        self._cluster.hold([held])
+        self._held.append(held)
         device: str = allocation["devices"]["results"][0]["device"]
         return device
 
     def end(self, which: int) -> None:
         """End one of the allocated claims, selected by its index."""
-        self._held.pop(which)
+        self._cluster.release([self._held.pop(which)])
 
 
 def sequence(node: Counted | Allocated, mix: Mapping[str, int], leaving: float, seed: int) -> list[str]:

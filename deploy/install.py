@@ -23,7 +23,6 @@ from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 PACKAGE = "dra-agent"
-EXTRA = "otlp"
 UNIT = "dra-agent.service"
 REPOSITORY = Path(__file__).resolve().parents[1]
 MANUAL = REPOSITORY / "man"
@@ -50,7 +49,7 @@ DESCRIBE = (
 TRY = """
 import importlib, json, sys
 sys.path.insert(0, sys.argv[1])
-libraries = "grpc google.protobuf h11 jeepney msgspec prometheus_client pynvml pyroute2 rich yaml"
+libraries = "argcomplete grpc google.protobuf h11 jeepney msgspec prometheus_client pynvml pyroute2 rich yaml"
 for name in libraries.split():
     importlib.import_module(name)
 import dra_agent._native
@@ -324,9 +323,8 @@ def requirements(name: str) -> set[str]:
         for line in distribution(waiting.pop()).requires or []:
             requirement, _, marker = line.partition(";")
             needed = re.split(r"[\s<>=!~\[(]", requirement.strip())[0].lower()
-            # Skip extras except the agent's own small one, and dependencies for other systems: they are not installed.
-            is_extra = "extra" in marker and EXTRA not in marker
-            if is_extra or needed in found or not is_installed(needed):
+            # Skip extras, and dependencies for other systems: they are not installed.
+            if "extra" in marker or needed in found or not is_installed(needed):
                 continue
             found.add(needed)
             waiting.append(needed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,32 +11,39 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import preloaded
+from dra_agent import simulate
+from dra_agent.host import Host
 from fake_apiserver.fixture import fake_api
 from leftovers import (
+    mark_processes,
     nothing_left_behind,
-    pytest_configure,
     pytest_runtest_protocol,
     pytest_sessionfinish,
     pytest_terminal_summary,
 )
+from recordings.pack import unpack
 from temporary_files import keep_in_memory
+from tiers import Tiers
 
 __all__ = [
     "fake_api",
     "nothing_left_behind",
-    "pytest_configure",
     "pytest_runtest_protocol",
     "pytest_sessionfinish",
     "pytest_terminal_summary",
 ]
-
-RECORDED = Path(__file__).resolve().parents[2] / "shared" / "fixtures"
 
 keep_in_memory()
 
 # The time to draw examples depends on the load of the machine only.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start what watches the whole run."""
+    mark_processes(config)
+    config.pluginmanager.register(Tiers())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -71,17 +77,9 @@ def real_children() -> Iterator[None]:
 
 
 @pytest.fixture
-def recorded_host(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """Unpack a recorded machine, named by indirect parametrization; skips without the recordings."""
-    archive = RECORDED / f"{request.param}.tar.xz"
-    if not archive.exists():
-        pytest.skip(f"recorded machine {request.param} is not available ({archive})")
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter="fully_trusted")
-    for path in tmp_path.rglob("*"):
-        if not path.is_symlink():
-            path.chmod(path.stat().st_mode | (0o700 if path.is_dir() else 0o400))
-    return tmp_path
+def recorded_host(tmp_path: Path, request: pytest.FixtureRequest) -> Host:
+    """Return a host of a committed recording, named by indirect parametrization, that the test may change."""
+    return simulate.build(str(unpack(request.param, tmp_path)), tmp_path / "host")
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ class WideFixtures:
             _wide_fixtures -= wide
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def mark_processes(config: pytest.Config) -> None:
     """Mark this run: processes inherit the mark, and are found by it at the end."""
     subprocess.Popen.__init__ = _record_start  # type: ignore[method-assign,assignment]  # the only place with every process
     config.pluginmanager.register(WideFixtures())

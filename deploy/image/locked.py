@@ -1,8 +1,7 @@
 """Prints the part of requirements.lock that the agent needs at run time, with its hashes, for pip.
 
 The lock names for each package which others require it ("via"). The libraries of the agent are those that
-pyproject.toml lists as dependencies and for the extra `otlp`, and what these require; tools of development are
-left out.
+pyproject.toml lists as dependencies, and what these require; tools of development are left out.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ def runtime_entries(root: Path) -> dict[str, str]:
         if found := _ENTRY.match(text):
             entries[found["name"].lower()] = text
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"]["otlp"]]
-    needed = {re.split(r"[\s<>=!~;\[(]", line)[0].lower() for line in lines}
+    needed = {re.split(r"[\s<>=!~;\[(]", line)[0].lower() for line in project["dependencies"]}
     missing = needed - entries.keys()
     if missing:
         raise SystemExit(f"requirements.lock: {', '.join(sorted(missing))} missing; run `make lock`")

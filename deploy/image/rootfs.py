@@ -46,7 +46,7 @@ TRY = """
 import importlib, sys
 sys.path.insert(0, sys.argv[1])
 names = "asyncio ctypes grpc google.protobuf h11 hashlib jeepney msgspec prometheus_client pynvml pyroute2 rich sqlite3"
-for name in f"{names} ssl yaml".split():
+for name in f"argcomplete {names} ssl yaml".split():
     importlib.import_module(name)
 import dra_agent._native
 """

@@ -2,7 +2,7 @@
 
 Helm has no JSON schema for a string that contains TOML. Each key has `types` (kinds of Go's values), and where they
 exist `required`, `enum`, `min` and `max` (inclusive), `above` (exclusive), `keys` of a table, and `items` of a list.
-`reload` marks a key that an agent applies without a restart.
+`reload` marks a key that an agent applies without a restart, `removed` one of an earlier version, which it ignores.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 
 from dra_agent.agent.config import Config
+from dra_agent.agent.config_file import REMOVED_KEYS
 from dra_agent.agent.config_keys import is_reloadable
 
 KINDS = {bool: ["bool"], str: ["string"], Path: ["string"], int: ["int64"], float: ["int64", "float64"]}
@@ -22,7 +23,8 @@ KINDS = {bool: ["bool"], str: ["string"], Path: ["string"], int: ["int64"], floa
 
 def text() -> str:
     """Return the JSON text."""
-    return json.dumps(_keys(Config, ""), indent=1, sort_keys=True) + "\n"
+    keys = _keys(Config, "") | {name: {"reload": True, "removed": True} for name in REMOVED_KEYS}
+    return json.dumps(keys, indent=1, sort_keys=True) + "\n"
 
 
 def _keys(struct: type[msgspec.Struct], path: str) -> dict[str, Any]:

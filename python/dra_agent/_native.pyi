@@ -124,9 +124,6 @@ class SignalListener:
 
 # --- allocator ---
 
-def allocate(query: bytes) -> bytes: ...
-def explain(query: bytes) -> bytes: ...
-
 class Cluster:
     """Objects and results are JSON; every method is thread-safe."""
 

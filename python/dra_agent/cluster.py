@@ -1,19 +1,20 @@
 """A cluster for what-if queries: slices, classes, nodes and held claims, read once for any number of queries.
 
-The results are those of `dra_agent.allocator.allocate` for the same objects, and so those of kube-scheduler.
+The results are those of kube-scheduler for the same objects.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypedDict, TypeVar, cast
 
 import msgspec
 
-from dra_agent.allocator import Allocation, Object
 from dra_agent.errors import PermanentError
 
+Object = Mapping[str, Any]
+"""An object of the Kubernetes API, as JSON has it."""
 Claims = bytes | Iterable[Object]
 """ResourceClaims: objects, or JSON as the API server returns it (a list object, an array or one object)."""
 Source = bytes | Iterable[Object | bytes]
@@ -25,6 +26,16 @@ MAX_COPIES = 1000
 """Default maximum of copies on one node: shares without a capacity, and admin access, have no limit."""
 _HINT = "check it with `kubectl apply --dry-run=server`"
 _Result = TypeVar("_Result")
+
+
+class Allocation(TypedDict):
+    """An AllocationResult for each claim, or none for any."""
+
+    allocated: bool
+    results: list[dict[str, Any]]
+    """In the order of the claims; empty where they are not allocated."""
+    error: str | None
+    """Why there is no result; None if the claims do not fit."""
 
 
 class Sweep(msgspec.Struct, frozen=True):
@@ -154,7 +165,7 @@ class Cluster:
         """
         seed = _seed(share_id_seed)
         response = _call(self._native.allocate, node, _encode(claims), _milliseconds(deadline), seed, ignore_held)
-        return cast("Allocation", msgspec.json.decode(response))
+        return cast("Allocation", msgspec.json.decode(response))  # noqa: TID251 - the response of the Rust part
 
     def explain(self, node: str, claims: Claims, *, deadline: float = 10.0) -> dict[str, Any]:
         """Explain the result of `allocate`: every device with the reasons against it.
@@ -165,7 +176,7 @@ class Cluster:
             PermanentError: As for `allocate`.
         """
         response = _call(self._native.explain, node, _encode(claims), _milliseconds(deadline), _seed(None), False)
-        explanation: dict[str, Any] = msgspec.json.decode(response)
+        explanation: dict[str, Any] = msgspec.json.decode(response)  # noqa: TID251 - the response of the Rust part
         return explanation
 
     def fits(
@@ -190,7 +201,7 @@ class Cluster:
         """
         names = None if nodes is None else list(nodes)
         response = _call(self._native.fits, names, _encode(claims), _milliseconds(deadline), ignore_held)
-        return msgspec.json.decode(response, type=Sweep)
+        return msgspec.json.decode(response, type=Sweep)  # noqa: TID251 - the response of the Rust part
 
     def capacity(
         self,
@@ -229,7 +240,7 @@ class Cluster:
             _milliseconds(deadline),
             ignore_held,
         )
-        return msgspec.json.decode(response, type=Capacity)
+        return msgspec.json.decode(response, type=Capacity)  # noqa: TID251 - the response of the Rust part
 
     def hold(self, claims: Source) -> None:
         """Record that allocated claims hold their devices; one that is held already gets its new allocation.
@@ -271,7 +282,7 @@ class Cluster:
     @property
     def counts(self) -> Counts:
         """The numbers of objects, and of the work so far."""
-        return msgspec.json.decode(self._native.counts(), type=Counts)
+        return msgspec.json.decode(self._native.counts(), type=Counts)  # noqa: TID251 - the response of the Rust part
 
 
 def _call(method: Callable[..., _Result], *arguments: Any) -> _Result:

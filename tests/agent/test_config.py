@@ -328,6 +328,34 @@ when = "true"
 """
 
 
+REMOVED = "otlp: no longer used: the agent exports nothing; let the collector scrape /metrics, and remove the section"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('[otlp]\nendpoint = "http://127.0.0.1:4318"\nattributes = { "k8s.cluster.name" = "c" }\n', 1),
+        ("standalone = true\n\n[otlp]\nmetrics = 3\n[health]\nfatal = 'none'\n", 3),
+        ("otlp.interval = 5\n", 1),
+        ("node_name = 'n'\notlp = 'off'\n", 2),
+    ],
+)
+def test_a_section_of_an_earlier_version_is_ignored_with_its_line(file: Path, text: str, line: int) -> None:
+    file.write_text(text)
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    loaded = load(parser.parse_args(["--config", str(file)]), {})
+    assert [str(one) for one in loaded.ignored] == [f"{file}:{line}: {REMOVED}"]
+    assert not [key for key in loaded.file_lines if key.startswith("otlp")]
+    assert loaded.config.health.fatal == ("none" if "fatal" in text else Config().health.fatal), "the rest applies"
+
+
+def test_a_removed_name_is_ignored_at_its_own_place_only(file: Path) -> None:
+    file.write_text("[health]\notlp = true\n")
+    with pytest.raises(ConfigError, match=r"config\.toml:2: unknown key 'otlp'"):
+        configure("--config", str(file))
+
+
 def test_all_problems_are_reported_at_once_each_with_its_line(file: Path) -> None:
     file.write_text(WRONG)
     with pytest.raises(ConfigError) as caught:

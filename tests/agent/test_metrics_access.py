@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dra_agent import bounded_http
@@ -22,6 +23,7 @@ from dra_agent.bearer_tokens import MAX_TOKENS, BearerTokens
 from dra_agent.errors import UsageError
 from dra_agent.metrics.access import EndpointAccess
 from dra_agent.metrics.http_server import HttpServer
+from dra_agent.telemetry.settings import TelemetrySettings
 from eventually import DEADLINE_S, eventually
 from webhook.keys import Secret
 
@@ -272,6 +274,10 @@ def test_names_of_claims_need_a_private_address_or_tls_with_a_token(
         metrics_token_file=files.get("metrics_token_file"),
     )
     assert config.is_metrics_address_open is is_open
+    assert config.names_claims_in_metrics is not is_open
+    for labels in (True, False):
+        telemetry = TelemetrySettings(claim_labels="on" if labels else "off")
+        assert msgspec.structs.replace(config, telemetry=telemetry).names_claims_in_metrics is labels
 
 
 PROMETHEUS = shutil.which("prometheus")

@@ -150,6 +150,19 @@ def test_a_change_of_a_mounted_file_is_followed_and_a_wrong_one_is_reported(
     assert agent.end() == 0
 
 
+def test_a_section_of_an_earlier_version_stops_neither_start_nor_reload(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    section = "[otlp]\nendpoint = 'http://127.0.0.1:4318'\n"
+    file.write_text(section)
+    agent = start("--config", str(file)).ready()
+    place = r"warning setting of an earlier version ignored reason=.*config\.toml:{}: otlp: no longer used"
+    agent.wait_for(place.format(1))
+    file.write_text(f"log_level = 'debug'\n{section}")
+    agent.wait_for(place.format(2))
+    agent.wait_for("info configuration reloaded applied=log_level\n")
+    assert agent.end() == 0
+
+
 def test_a_claim_keeps_a_device_that_a_new_rule_excludes(
     start: Start, tmp_path: Path, state: Path, service_manager: ServiceManager
 ) -> None:

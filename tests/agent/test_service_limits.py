@@ -51,8 +51,7 @@ def test_the_memory_limit_is_above_the_limit_of_the_pod() -> None:
 
 def test_all_thread_pools_fit_in_the_limit_of_tasks() -> None:
     kubernetes = MAX_CALLS + MAX_OTHER_CALLS + MAX_CLAIM_THREADS + MAX_LOOKUPS
-    clients = MAX_LOOKUPS  # of the OTLP collector
-    own = clients + MAX_WORKER_THREADS + MAX_HUNG_REPAIRS + MAX_START_THREADS + MAX_WRITERS + MAX_TELEMETRY_THREADS
+    own = MAX_WORKER_THREADS + MAX_HUNG_REPAIRS + MAX_START_THREADS + MAX_WRITERS + MAX_TELEMETRY_THREADS
     servers = 2 * MAX_HTTP_THREADS  # metrics and probes
     mode = max(kubernetes, MAX_CONCURRENT_CLAIMS)
     assert mode + own + servers + OTHER_TASKS <= int(setting(UNIT, "TasksMax"))

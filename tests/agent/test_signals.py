@@ -36,7 +36,7 @@ def hang(*args, **kwargs):
 {patch}
 sys.exit(main(["run", "--standalone", "--simulate", "vm-1gpu", "--state-dir", sys.argv[1], "--cdi-dir", sys.argv[1]]))
 """
-BEFORE_THE_LOOP = "config.load_config = block"
+BEFORE_THE_LOOP = "config.load = block"
 IN_THE_LOOP = "signals.START_STOP_S = 0.5; agent.StateLock = block"
 ON_A_THREAD = "signals.START_STOP_S = 600; agent.DeviceState = hang"
 

@@ -17,7 +17,7 @@ import preloaded
 from agent import call_recorder
 from agent.call_recorder import Calls
 from agent.conftest import Start
-from agent.test_kubernetes_mode import allocate, prepare, registered
+from agent.test_kubernetes_mode import allocate, prepare, registered, unprepare
 from dra_agent.simulate import inject
 from eventually import DEADLINE_S, eventually
 from fake_apiserver.fake import FakeApi
@@ -108,9 +108,22 @@ def test_a_call_of_the_kubelet_a_uevent_and_a_notice(
 
     async def scenario() -> None:
         async with registered(kubelet) as driver:
-            prepared = allocate(fake_api, "one")
-            calls.forget()
-            assert not (await prepare(driver, prepared)).error
+
+            async def prepared_claim(name: str) -> tuple[str, str, str]:
+                claim = allocate(fake_api, name)
+                calls.forget()
+                assert not (await prepare(driver, claim)).error
+                calls.keep("prepare")
+                return claim
+
+            async def release(claim: tuple[str, str, str]) -> None:
+                fake_api.remove("resourceclaims", claim[1], claim[0])
+                assert not await unprepare(driver, claim)
+
+            prepared = await prepared_claim("one")
+            for number in range(call_recorder.REPEATS):
+                await release(prepared)
+                prepared = await prepared_claim(f"repeat-{number}")
             wait_for_walk(calls, PREPARE)
 
             eventually(lambda: len(published()) == 2, agent.log_text)
@@ -124,9 +137,9 @@ def test_a_call_of_the_kubelet_a_uevent_and_a_notice(
             when = datetime.now(UTC) + timedelta(seconds=120)
             aws.set(spot={"action": "terminate", "time": when.strftime("%Y-%m-%dT%H:%M:%SZ")})
             agent.wait_for("reclaim: notice")
-            fake_api.remove("resourceclaims", prepared[1], prepared[0])
-            assert not (await driver.call("unprepare", [prepared])).claims[prepared[2]].error
+            await release(prepared)
             wait_for_walk(calls, NOTICE)
+            calls.keep("notice")
 
     asyncio.run(scenario())
 

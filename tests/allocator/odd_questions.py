@@ -42,8 +42,6 @@ PATHS: list[list[str | int]] = [
     ["claims", 0, "spec", "devices", "requests", 0, "exactly", "tolerations", 0],
     ["claims", 0, "spec", "devices", "config", 0, "requests", 0],
     ["node", "metadata", "labels", "zone"],
-    ["node", "metadata"],
-    ["node"],
 ]
 
 

@@ -1,14 +1,16 @@
-"""The function `allocate`: its arguments, its side effects, and its deadline."""
+"""`Cluster.allocate`: its arguments, its side effects, and its deadline."""
 
 from __future__ import annotations
 
 import copy
 import re
+from typing import Any
 
 import pytest
 
 from allocator.cases import DRIVER, claim, device, make_query, make_request, memory, shared, slice_of
-from dra_agent.allocator import allocate, relevant_slices
+from allocator.question import allocate
+from dra_agent.errors import PermanentError
 from eventually import DEADLINE_S
 
 UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -94,28 +96,17 @@ def test_a_very_long_list_of_claims_is_allocated() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"claims": [{"spec": {"devices": {"requests": "many"}}}]}, {"node": 7}, {"slices": [{"spec": {"driver": []}}]}],
+    ("wrong", "message"),
+    [
+        ({"claims": [{"spec": {"devices": {"requests": "many"}}}]}, "spec.devices.requests"),
+        ({"slices": [{"metadata": {"name": "s"}, "spec": {"driver": []}}]}, "ResourceSlice s: spec.driver"),
+    ],
 )
-def test_an_invalid_api_object_is_an_error_in_the_result(wrong: dict[str, object]) -> None:
-    result = allocate(**{**make_query([], []), **wrong})
-    assert result["allocated"] is False
-    assert result["results"] == []
-    assert "cannot be read" in str(result["error"])
+def test_an_invalid_api_object_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(PermanentError, match=re.escape(message)):
+        allocate(**{**make_query([], []), **wrong})
 
 
 def test_an_error_names_claim_and_request() -> None:
     result = allocate(**make_query([slice_of(device("a"))], [claim(make_request(deviceClassName="absent"))]))
     assert result["error"] == 'claim default/claim, request main: the device class "absent" does not exist'
-
-
-def test_slices_of_other_nodes_are_not_read() -> None:
-    """Those of a pool of the node are: whether the pool is complete depends on all of its slices."""
-    own = slice_of(device("a"), count=2)
-    rest = slice_of(device("b"), name="s1", count=2, nodeName="other")
-    foreign = slice_of(device("a"), name="s2", pool="q", nodeName="other")
-    query = make_query([foreign, rest, own], [claim(make_request())])
-    assert relevant_slices(query["slices"], "n1") == [rest, own]
-    assert allocate(**query)["allocated"]
-    broken = {"metadata": {}, "spec": {**foreign["spec"], "devices": "many"}}
-    assert allocate(**{**query, "slices": [broken, rest, own]})["allocated"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from allocator import through_cluster
 from allocator.cases import DRIVER, allocated_claim, claim, device, make_request, model, slice_of
+from allocator.question import has_names, node_name
 from allocator.random_pools import NODES
 from allocator.scenarios import scenario
 from dra_agent.cluster import Capacity, Cluster, NodeCapacity
@@ -50,7 +50,7 @@ def expected(query: Json, shared: list[Json]) -> tuple[dict[str, int], int]:
 
 
 def cluster_of(query: Json) -> Cluster:
-    own = through_cluster.node_name(query)
+    own = node_name(query["node"])
     nodes = [query["node"]] if isinstance(query["node"], dict) else [{"metadata": {"name": own}}]
     nodes += [{"metadata": {"name": name, "labels": {"zone": "b"}}} for name in NODES if name != own]
     return Cluster(query["slices"], query["classes"], nodes=nodes, claims=query.get("allocated") or ())
@@ -61,7 +61,7 @@ def test_random_clusters_have_the_capacity_that_one_copy_after_another_reaches(b
     several = 0
     for seed in range(7000 + block * SEEDS_PER_TEST, 7000 + (block + 1) * SEEDS_PER_TEST):
         query = scenario(seed)
-        if not through_cluster.has_names(query):
+        if not has_names(query):
             continue
         query["claims"] = [entry for entry in query["claims"] if not (entry.get("status") or {}).get("allocation")]
         if not query["claims"]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from allocator import oracle
-from dra_agent.allocator import allocate
+from allocator.question import allocate
 
 CORPUS = Path(__file__).parent / "corpus.jsonl"
 
@@ -19,7 +19,7 @@ def corpus() -> list[dict[str, Any]]:
 def test_results_match_the_recorded_ones() -> None:
     differing = []
     for line in corpus():
-        result = oracle.comparable(dict(allocate(**line["question"])))
+        result = oracle.comparable(allocate(**line["question"]))
         if result != line["answer"]:
             differing.append((line["name"], result, line["answer"]))
     assert differing == []

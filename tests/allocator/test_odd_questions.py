@@ -8,7 +8,7 @@ from typing import Any
 
 from allocator import oracle
 from allocator.odd_questions import malformed_queries
-from dra_agent.allocator import allocate
+from allocator.question import allocate
 from dra_agent.errors import PermanentError
 
 RECORDED = Path(__file__).parent / "odd.jsonl"
@@ -17,7 +17,7 @@ REFUSED = {"allocated": False, "results": [], "error": True}
 
 def result_of(query: dict[str, Any]) -> dict[str, Any]:
     try:
-        return oracle.comparable(dict(allocate(**query)))
+        return oracle.comparable(allocate(**query))
     except PermanentError:
         return REFUSED
 

@@ -40,6 +40,18 @@ def test_problems_have_file_line_and_key(tmp_path: Path, capsys: pytest.CaptureF
     }
 
 
+def test_a_section_of_an_earlier_version_is_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("standalone = true\n[otlp]\nendpoint = 'http://127.0.0.1:4318'\n")
+    assert main(["config", "check", str(file)]) == 0
+    ignored, result = capsys.readouterr().out.splitlines()
+    assert ignored.startswith(f"{file}:2: otlp: no longer used") and result == f"{file}: no problems"
+    assert main(["config", "check", str(file), "-o", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["valid"], answer["problems"]) == (True, [])
+    assert [(one["line"], one["key"]) for one in answer["ignored"]] == [(2, "otlp")]
+
+
 def test_check_and_run_refuse_with_the_same_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "config.toml"
     file.write_text("standalone = true\nlog_level = 'loud'\n[health]\nfatal = 3\n")

@@ -1,7 +1,8 @@
-"""Completion: candidates of the parser and the agent, and the scripts in real shells."""
+"""Completion: candidates of the commands and the agent, and the scripts in real shells."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import pty
 import shutil
@@ -14,53 +15,50 @@ from pathlib import Path
 import pytest
 
 from cli.manifests import CLASS, claim, write
-from dra_agent.cli.completion import script
-from dra_agent.cli.parser import build_parser, flags_of, leaves
+from dra_agent.cli.completion import ValueCompleter, script
+from dra_agent.cli.parser import build_parser, leaves
 from eventually import DEADLINE_S, eventually
 
 Command = Callable[..., tuple[int, str, str]]
 BIN = Path(sys.executable).parent
 
 
-def complete(command: Command, line: str) -> list[str]:
-    """The candidates for the last word of a line."""
-    code, text, errors = command("completion", "words", "--", *line.split(" "))
-    assert (code, errors) == (0, "")
-    return [candidate.partition("\t")[0] for candidate in text.splitlines()]
+def complete(line: str) -> list[str]:
+    """The candidates for the last word of a line, as the script of fish asks for them."""
+    variables = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SHELL": "fish"}
+    variables |= {"_ARGCOMPLETE_SUPPRESS_SPACE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": "candidates"}
+    variables |= {"COMP_LINE": line, "COMP_POINT": str(len(line))}
+    subprocess.run([BIN / "dra-agent"], env={**os.environ, **variables}, check=True, timeout=DEADLINE_S)
+    return Path("candidates").read_text().splitlines()
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("dev", ["devices"]),
-        ("claim r", ["release", "run"]),
-        ("reclaim ", ["cancel", "start", "status"]),
-        ("claim get --ig", ["--ignore-not-found"]),
-        ("devices -o js", ["json"]),
-        ("devices --output=js", ["--output=json"]),
-        ("claim get -o c", ["cdi"]),
-        ("devices --family g", ["gpu"]),
-        ("run --log-level ", ["debug", "info", "warning", "error"]),
-        ("run --second-manager r", ["refuse"]),
-        ("run --claim-status=n", ["--claim-status=nics"]),
-        ("claim apply -f ", [":files"]),
-        ("devices --state-dir /v", [":directories"]),
-        ("claim run -f x -- pod", [":files"]),
-        ("devices --simulate dgx-h1", ["dgx-h100", ":directories"]),
-        ("simulate build dgx-h1", ["dgx-h100"]),
-        ("nope ", []),
-        ("claim get tr", []),
+        ("dra-agent dev", ["devices"]),
+        ("dra-agent claim r", ["release", "run"]),
+        ("dra-agent reclaim ", ["cancel", "start", "status"]),
+        ("dra-agent claim get --ig", ["--ignore-not-found"]),
+        ("dra-agent doctor --bu", ["--bundle"]),
+        ("dra-agent devices -o js", ["json"]),
+        ("dra-agent devices --output=js", ["--output=json"]),
+        ("dra-agent claim get -o c", ["cdi"]),
+        ("dra-agent run --log-level ", ["debug", "error", "info", "warning"]),
+        ("dra-agent run --claim-status=n", ["--claim-status=nics"]),
+        ("dra-agent claim apply -f ma", ["manifest.yaml", "manifests/"]),
+        ("dra-agent devices --state-dir ma", ["manifests/"]),
+        ("dra-agent claim run -f x -- env ma", ["manifest.yaml", "manifests/"]),
+        ("dra-agent devices --simulate dgx-h1", ["dgx-h100"]),
+        ("dra-agent devices --simulate ma", ["manifests/"]),
+        ("dra-agent simulate build dgx-h1", ["dgx-h100"]),
+        ("dra-agent claim get tr", []),
+        ("make && sudo dra-agent recl", ["reclaim"]),
     ],
 )
-def test_candidates_are_those_of_the_parser(command: Command, line: str, expected: list[str]) -> None:
-    assert sorted(complete(command, line)) == sorted(expected)
-
-
-@pytest.mark.parametrize("words", [words for words, _ in leaves(build_parser())], ids=" ".join)
-def test_every_flag_of_every_command_is_a_candidate(command: Command, words: tuple[str, ...]) -> None:
-    parser = dict(leaves(build_parser(words[0])))[words]
-    flags = {flag for flag in flags_of(parser) if flag.startswith("--") and "=" not in flag}
-    assert set(complete(command, " ".join([*words, "--"]))) == flags
+def test_candidates_are_those_of_the_command(command: Command, line: str, expected: list[str]) -> None:
+    Path("manifest.yaml").touch()
+    Path("manifests").mkdir()
+    assert sorted(complete(line)) == expected
 
 
 @pytest.fixture
@@ -73,8 +71,14 @@ def claims(command: Command, agent: object, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("verb", ["claim get", "claim wait", "claim delete", "explain", "cdi show", "claim release"])
 def test_names_of_claims_come_from_the_agent(claims: Command, verb: str) -> None:
-    assert complete(claims, f"{verb} t") == ["team-a/tune", "train"]
-    assert complete(claims, "claim list -n t") == ["team-a"]
+    parser = dict(leaves(build_parser(verb.partition(" ")[0])))[tuple(verb.split())]
+    (positional,) = (action for action in parser.arguments if not action.option_strings)
+    for action, expected in (
+        (positional, {"train": "Prepared", "team-a/tune": "Prepared"}),
+        (dict(leaves(build_parser("claim")))["claim", "list"].flags["-n"], {"default": "", "team-a": ""}),
+    ):
+        found = ValueCompleter()(prefix="", action=action, parser=parser, parsed_args=argparse.Namespace())
+        assert found == expected
 
 
 def shell(name: str, line: str) -> str:
@@ -90,17 +94,18 @@ def shell(name: str, line: str) -> str:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["claim", "get", "tr"], "train\n"),
-        (["devices", "--output", "=", "js"], "json\n"),
-        (["recl"], "reclaim\n"),
-        (["claim", "apply", "-f", "claims."], "claims.yaml\n"),
+        ("claim get tr", "train \n"),
+        ("devices --output=js", "json \n"),
+        ("recl", "reclaim \n"),
+        ("claim apply -f claims.", "claims.yaml \n"),
     ],
 )
-def test_bash_completes(claims: Command, words: list[str], expected: str) -> None:
+def test_bash_completes(claims: Command, words: str, expected: str) -> None:
     Path("script").write_text(script("bash"))
     line = (
-        f"compopt() {{ :; }}; source ./script; COMP_WORDS=(dra-agent {' '.join(words)}); COMP_CWORD={len(words)}; "
-        f'_dra_agent_complete dra-agent "{words[-1]}"; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        f"source ./script; COMP_LINE='dra-agent {words}'; COMP_POINT=${{#COMP_LINE}}; "
+        'function="$(complete -p dra-agent)"; function="${function##*-F }"; "${function%% *}" dra-agent; '
+        'printf "%s\\n" "${COMPREPLY[@]}"'
     )
     assert shell("bash", line) == expected
 

@@ -14,7 +14,7 @@ import pytest
 from dra_agent.agent.setup_registry import known_setups
 from dra_agent.cli.main import main
 from dra_agent.errors import PermanentError
-from dra_agent.prepare.config import decode
+from dra_agent.prepare.config import decode, schema
 from dra_agent.prepare.setup import API_VERSION
 
 ROOT = Path(__file__).parents[2]
@@ -159,6 +159,13 @@ def test_published_schema_is_up_to_date() -> None:
     assert printed == PUBLISHED.read_bytes(), f"run `dra-agent config schema > {PUBLISHED}`"
 
 
+def test_descriptions_of_the_schema_do_not_depend_on_how_python_keeps_docstrings() -> None:
+    parts = schema(known_setups().values())["$defs"].values()
+    lines = [line for part in parts for line in part["description"].split("\n")]
+    assert len(lines) > len(known_setups()), "some have several paragraphs"
+    assert lines == [line.strip() for line in lines]
+
+
 def parameters(**more: Any) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": "GpuConfig", **more}
 
@@ -190,13 +197,13 @@ def test_the_schema_accepts_the_values_that_the_agent_accepts(value: Any) -> Non
 
 
 def test_every_kind_has_a_schema() -> None:
-    schema = json.loads(PUBLISHED.read_bytes())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    kinds = {(part["apiVersion"]["const"], part["kind"]["const"]) for part in _kinds(schema)}
+    published = json.loads(PUBLISHED.read_bytes())
+    jsonschema.Draft202012Validator.check_schema(published)
+    kinds = {(part["apiVersion"]["const"], part["kind"]["const"]) for part in _kinds(published)}
     assert kinds == set(known_setups())
-    for part in schema["$defs"].values():
+    for part in published["$defs"].values():
         assert part["additionalProperties"] is False, f"{part['title']} accepts unknown fields"
 
 
-def _kinds(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    return [schema["$defs"][shape["$ref"].rpartition("/")[2]]["properties"] for shape in schema["oneOf"]]
+def _kinds(published: dict[str, Any]) -> list[dict[str, Any]]:
+    return [published["$defs"][shape["$ref"].rpartition("/")[2]]["properties"] for shape in published["oneOf"]]

@@ -6,12 +6,11 @@ import io
 import re
 import shlex
 from contextlib import redirect_stderr
-from typing import cast
 
 import pytest
 
 from dra_agent.cli.main import main
-from dra_agent.cli.parser import Parser, build_parser, leaves, subcommands
+from dra_agent.cli.parser import Parser, build_parser, leaves
 
 TREE = build_parser()
 COMMANDS = {" ".join(words): parser for words, parser in leaves(TREE)}
@@ -34,6 +33,13 @@ def test_every_command_has_examples_that_parse(command: str) -> None:
             except SystemExit:
                 pytest.fail(f"{line}: {errors.getvalue()}")
     assert any(line.startswith(command) for line in found), found
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_flag_of_the_help_is_known_to_pages_and_messages(command: str) -> None:
+    parser = COMMANDS[command]
+    shown = set(re.findall(r"^  (?:-\w(?: [^\s,]+)?, )?(--[\w-]+)", parser.format_help(), re.MULTILINE))
+    assert shown and shown <= parser.flags.keys()
 
 
 @pytest.mark.parametrize(
@@ -68,10 +74,9 @@ def test_wrong_spellings_get_the_nearest_right_one(
 
 def groups(parser: Parser, words: str = "") -> dict[str, Parser]:
     """Return every command that has further commands, by its words."""
-    below = subcommands(parser)
-    found = {words: parser} if below else {}
-    for name, child in below.items():
-        found |= groups(cast("Parser", child), f"{words} {name}".strip())
+    found = {words: parser} if parser.commands else {}
+    for name, child in parser.commands.items():
+        found |= groups(child, f"{words} {name}".strip())
     return found
 
 

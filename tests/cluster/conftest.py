@@ -99,7 +99,6 @@ EXTENDED = {
     "test_conflicts",
     "test_nic_configuration",
     "test_optional_node_operations",
-    "test_otlp_collector",
     "test_passthrough",
     "test_played_load",
     "test_pool_status",

@@ -13,13 +13,11 @@ from dra_agent.inventory.model import Device, Inventory
 from dra_agent.metrics.allocatable import FreeMemory, Kind
 from dra_agent.metrics.api_server import PublishMetrics, ReportingMetrics
 from dra_agent.metrics.config import ConfigMetrics
-from dra_agent.metrics.otlp import OtlpMetrics
 from dra_agent.metrics.reclaim import ReclaimSnapshot, SourceSnapshot
 from dra_agent.metrics.registry import Metrics
 from dra_agent.metrics.snapshot import DeviceInfo, DeviceTaint, MetricsSnapshot
 from dra_agent.metrics.telemetry import TelemetryMetrics
 from dra_agent.metrics.webhook import WebhookMetrics
-from dra_agent.otlp.exporter import ExportStats
 from dra_agent.publish import PublisherStats
 from dra_agent.telemetry.accounting import ClaimUsage
 from dra_agent.telemetry.claim_pods import ClaimPods
@@ -84,7 +82,6 @@ def _agent() -> Metrics:
     metrics.add(PublishMetrics(lambda: stats, {}))
     metrics.add(ReportingMetrics(*cast(Any, [SimpleNamespace(written=0, failed=0, waiting=0, lost=0)] * 2)))
     metrics.add(ConfigMetrics(lambda: (True, 0.0, 0)))
-    metrics.add(OtlpMetrics(lambda: ExportStats({("metrics", "ok"): 1}, 0, 0)))
     metrics.add(_telemetry())
     return metrics
 

@@ -94,6 +94,17 @@ def test_valid_configuration_is_accepted(render: Render, tmp_path: Path, config:
     assert config in only_object(render({"config": config}), "ConfigMap")["data"]["config.toml"]
 
 
+@pytest.mark.parametrize("section", ["[otlp]\nendpoint = 'http://collector:4318'\ninterval = 1\n", "otlp = 3\n"])
+def test_a_section_of_an_earlier_version_is_accepted_and_restarts_no_agent(
+    render: Render, tmp_path: Path, section: str
+) -> None:
+    assert not rejected_by_agent(section, tmp_path / "config.toml")
+    kept = only_object(render({"config": section}), "DaemonSet")
+    assert kept == only_object(render({"config": ""}), "DaemonSet"), "the hash has only keys that agents use"
+    known = refusal(render, "sate_dir = '/x'").partition("known keys: ")[2]
+    assert "node_labels" in known and "otlp" not in known
+
+
 def test_an_older_helm_names_the_version_that_it_needs(helm: Path, tmp_path: Path) -> None:
     users = [path.name for path in (CHART / "templates").iterdir() if "fromToml ." in path.read_text()]
     assert users == ["_requires-helm-3.17.tpl"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -43,15 +44,40 @@ def test_a_proxy_and_dns_are_permitted_for_all_pools(render: Render) -> None:
     assert {agent["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"] for agent in agents} <= set(names)
 
 
-def test_a_collector_with_tls_has_its_authority_in_the_pod(render: Render) -> None:
+def test_the_policy_permits_a_collector_the_port_that_it_scrapes(render: Render) -> None:
     (values,) = blocks("operate/opentelemetry.md", "networkPolicy:")
-    objects = render(yaml.safe_load(values))
-    assert {53, 4318} <= egress_ports(objects)
-    config = only_object(objects, "ConfigMap")["data"]["config.toml"]
-    assert 'endpoint = "https://' in config
-    mounted = {Path(mount["mountPath"]) for mount in container(objects)["volumeMounts"]}
-    for path in re.findall(r'_file = "(.*)"', config):
-        assert Path(path).parent in mounted
+    (rule,) = [
+        rule
+        for rule in only_object(render(yaml.safe_load(values)), "NetworkPolicy")["spec"]["ingress"]
+        if rule["from"] == yaml.safe_load(values)["networkPolicy"]["metricsFrom"]
+    ]
+    (scraped,) = (port["containerPort"] for port in container(render())["ports"] if port["name"] == "metrics")
+    assert scraped in [port["port"] for port in rule["ports"]]
+
+
+def test_the_receivers_of_a_collector_scrape_the_agents(render: Render, tmp_path: Path) -> None:
+    pods, host = (yaml.safe_load(block) for block in blocks("operate/opentelemetry.md", "receivers:"))
+    for collector in (pods, host):
+        ((signal, pipeline),) = collector["service"]["pipelines"].items()
+        assert signal == "metrics"
+        assert pipeline["receivers"] == list(collector["receivers"]) == ["prometheus"]
+        assert pipeline["exporters"] == list(collector["exporters"])
+    of_pods, of_host = (one["receivers"]["prometheus"]["config"] for one in (pods, host))
+    ((discovering,), (static,)) = (one["scrape_configs"] for one in (of_pods, of_host))
+    (kept,) = [rule["regex"] for rule in discovering["relabel_configs"]]
+    assert kept in [port["name"] for port in container(render())["ports"]]
+    (address,) = re.findall(r'`metrics_address = "(.*?)"`', (PAGES / "operate/opentelemetry.md").read_text())
+    assert static["static_configs"] == [{"targets": [address]}]
+    # The promtool of Debian is built without the discovery of Kubernetes.
+    assert discovering.pop("kubernetes_sd_configs") == [{"role": "pod", "namespaces": {"names": ["dra-agent"]}}]
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed; Debian has it in the package prometheus")
+    for config in (of_pods, of_host):
+        file = tmp_path / "prometheus.yml"
+        file.write_text(yaml.safe_dump(config))
+        done = subprocess.run([promtool, "check", "config", str(file)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_objects_of_a_service_are_rendered_by_the_command_of_the_page(helm: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import re
 import shlex
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.cli.parser import build_parser, subcommands
+from dra_agent.cli.parser import Parser, build_parser
 from dra_agent.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,13 +54,12 @@ def commands(line: str) -> Iterator[list[str]]:
         yield words
 
 
-def is_path(parser: argparse.ArgumentParser, words: list[str]) -> bool:
+def is_path(parser: Parser, words: list[str]) -> bool:
     """Return whether the words name a command, without its arguments."""
     for word in words:
-        below = subcommands(parser)
-        if word not in below:
+        if word not in parser.commands:
             return False
-        parser = below[word]
+        parser = parser.commands[word]
     return True
 
 

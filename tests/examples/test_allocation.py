@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from allocator.question import allocate
 from dra_agent import simulate, topology
 from dra_agent.agent.config import load_config
-from dra_agent.allocator import allocate
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.manifests import load_manifests

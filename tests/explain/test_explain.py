@@ -24,10 +24,10 @@ from allocator.cases import (
     slice_of,
 )
 from allocator.edges import CASES
+from allocator.question import allocate
 from allocator.scenarios import scenario
-from dra_agent.allocator import allocate
 from dra_agent.errors import PermanentError
-from dra_agent.explain import explain
+from dra_agent.explain import explain, relevant_slices
 from eventually import DEADLINE_S
 
 
@@ -252,3 +252,15 @@ def test_explanations_agree_with_allocations_of_random_queries() -> None:
         query = scenario(seed)
         if sum(len(entry["spec"].get("devices", [])) for entry in query["slices"]) <= 20:
             assert_agreement(query, seed)
+
+
+def test_slices_of_other_nodes_are_not_read() -> None:
+    """Those of a pool of the node are: whether the pool is complete depends on all of its slices."""
+    own = slice_of(device("a"), count=2)
+    rest = slice_of(device("b"), name="s1", count=2, nodeName="other")
+    foreign = slice_of(device("a"), name="s2", pool="q", nodeName="other")
+    query = make_query([foreign, rest, own], [claim(make_request())])
+    assert relevant_slices(query["slices"], "n1") == [rest, own]
+    assert explain(**query)["fits"]
+    broken = {"metadata": {}, "spec": {**foreign["spec"], "devices": "many"}}
+    assert explain(**{**query, "slices": [broken, rest, own]})["fits"]

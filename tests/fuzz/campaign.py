@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from fuzz import libfuzzer
-from fuzz.targets import CORPUS, PYTHON, ROOT, TARGETS, WORK, Target, build_drivers, install_atheris
+from fuzz import corpus, libfuzzer
+from fuzz.targets import PYTHON, ROOT, TARGETS, WORK, Target, build_drivers, install_atheris
 
 MEMORY = Path("/dev/shm")
 """Targets write here if this file system exists: a disk is many times slower."""
@@ -43,7 +42,7 @@ class Campaign:
 
     def fuzz(self, target: Target, seconds: int, inputs: int) -> libfuzzer.Outcome:
         """Fuzz one target; new inputs are kept in its working corpus."""
-        corpora = [WORK / "corpus" / target.name, CORPUS / target.name]
+        corpora = [WORK / "corpus" / target.name, unpacked(target)]
         with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
             return libfuzzer.run(
                 self.command(target),
@@ -55,22 +54,26 @@ class Campaign:
             )
 
     def minimise(self, target: Target) -> int:
-        """Replace the committed corpus by fewer inputs with the same coverage; return their number.
+        """Replace the committed corpus by fewer inputs with the same coverage, and new ones; return their number.
 
         Inputs named `past-...` failed once. They are kept.
         """
-        committed = CORPUS / target.name
+        committed = unpacked(target)
         with tempfile.TemporaryDirectory(dir=WORK) as folder:
             fresh = Path(folder) / target.name
             corpora = [committed, WORK / "corpus" / target.name]
             log = WORK / "failures" / target.name / "minimise.log"
             libfuzzer.minimise(self.command(target), fresh, corpora, log, self.environment)
-            for old in committed.iterdir():
-                if not old.name.startswith("past-"):
-                    old.unlink()
-            for path in fresh.iterdir():
-                shutil.copy(path, committed / path.name)
-        return sum(1 for _ in committed.iterdir())
+            inputs = corpus.read_files([*committed.glob("past-*"), *fresh.iterdir()])
+        corpus.write(corpus.archive(target.name), inputs)
+        return len(inputs)
+
+
+def unpacked(target: Target) -> Path:
+    """Return a folder with the committed inputs of a target."""
+    folder = WORK / "committed" / target.name
+    corpus.unpack(corpus.archive(target.name), folder)
+    return folder
 
 
 def main(arguments: list[str]) -> int:
@@ -89,7 +92,7 @@ def main(arguments: list[str]) -> int:
         return subprocess.run(command, cwd=ROOT, env=campaign.environment, check=False).returncode
     if options.minimise:
         for target in campaign.targets:
-            print(f"{target.name}: {campaign.minimise(target)} inputs in fuzz/corpus/{target.name}")
+            print(f"{target.name}: {campaign.minimise(target)} inputs in {corpus.archive(target.name)}")
         return 0
     failures: list[str] = []
     seconds = max(1, round(options.minutes * 60))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import resource
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -41,7 +42,9 @@ def main(arguments: list[str]) -> None:
         target = importlib.import_module(f"fuzz.inputs.{name}")
         # Import modules that are imported on first use.
         target.check(b"")
-    atheris.Setup([sys.argv[0], *options], limited(target.check))
+    # To minimize a corpus, libFuzzer runs its first argument in a shell, once for each part of the corpus.
+    command = shlex.join([sys.executable, "-m", "fuzz.drive", name])
+    atheris.Setup([command, *options], limited(target.check))
     atheris.Fuzz()
 
 

@@ -89,7 +89,11 @@ def run(
 def minimise(
     command: Sequence[str], into: Path, corpora: Sequence[Path], log: Path, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Fill `into` with few inputs that have the same coverage as the corpora."""
+    """Fill `into` with few inputs that have the same coverage as the corpora.
+
+    Raises:
+        RuntimeError: libFuzzer selected no input. It exits with 0 even if it cannot run any.
+    """
     into.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -100,3 +104,5 @@ def minimise(
             env=environment,
             check=True,
         )
+    if not any(into.iterdir()):
+        raise RuntimeError(f"libFuzzer selected no input: {log}")

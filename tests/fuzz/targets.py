@@ -11,8 +11,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVERS = ROOT / "fuzz"
-CORPUS = DRIVERS / "corpus"
-"""Committed inputs, one folder for each target."""
 WORK = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "fuzz"
 """Build results and findings of a run. Not committed."""
 

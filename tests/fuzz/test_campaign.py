@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fuzz import campaign, libfuzzer
-from fuzz.targets import CORPUS, DRIVERS, ROOT, RUST, TARGETS
+from fuzz import campaign, corpus, libfuzzer
+from fuzz.targets import DRIVERS, ROOT, RUST, TARGETS
 
 DRIVER = """
 import sys
@@ -50,17 +50,28 @@ def test_a_failure_names_its_input_and_the_reproducing_command(tmp_path: Path) -
     assert f"make fuzz ARGS='--target quantity --input {outcome.failure}'" in text
 
 
+def test_a_minimized_corpus_without_inputs_is_refused(tmp_path: Path) -> None:
+    def minimise(selected: str) -> list[str]:
+        driver = f"import sys; from pathlib import Path; {selected}"
+        into = tmp_path / "into"
+        libfuzzer.minimise([sys.executable, "-c", driver], into, [], tmp_path / "log")
+        return [path.name for path in into.iterdir()]
+
+    with pytest.raises(RuntimeError, match=f"libFuzzer selected no input: {tmp_path / 'log'}"):
+        minimise("")
+    assert minimise("(Path(sys.argv[3]) / 'one').touch()") == ["one"]
+
+
 def test_every_target_has_a_driver_a_corpus_and_a_dictionary() -> None:
     assert {path.stem for path in (DRIVERS / "src" / "bin").iterdir()} == {target.name for target in RUST}
-    assert {path.name for path in CORPUS.iterdir()} == set(TARGETS)
+    assert {path.name for path in corpus.CORPUS.iterdir()} == {corpus.archive(name).name for name in TARGETS}
     for target in TARGETS.values():
-        assert any((CORPUS / target.name).iterdir()), f"no corpus of {target.name}"
         assert not target.dictionary or (DRIVERS / "dictionaries" / target.dictionary).is_file()
 
 
 def test_the_committed_corpus_stays_small() -> None:
-    files = [path for path in CORPUS.rglob("*") if path.is_file()]
-    total = sum(path.stat().st_size for path in files)
+    inputs = [corpus.read(corpus.archive(name)) for name in TARGETS]
+    total = sum(len(content) for one in inputs for content in one.values())
     assert total < 1 << 20, f"the corpus has {total} bytes: make fuzz ARGS=--minimise"
 
 

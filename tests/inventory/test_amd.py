@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,21 +14,14 @@ from dra_agent.topology import DeviceKind, Drm, PciFunction
 
 Write = Callable[[str, object], None]
 KFD = "sys/class/kfd/kfd/topology/nodes"
-
-
-def kfd_host(tree: Path) -> Host:
-    """Place a recording of /sys/class/kfd/kfd/topology where a host has it."""
-    nodes = next(path for path in tree.rglob("nodes") if path.is_dir())
-    sysfs = tree / "sys"
-    (sysfs / "class/kfd/kfd/topology").mkdir(parents=True)
-    (sysfs / "class/kfd/kfd/topology/nodes").symlink_to(nodes)
-    return Host(sysfs=sysfs, dev=tree / "dev", proc=tree / "proc")
+MI300_ID, MI300_HIVE = 10742250994841122465, 11731509807327854913
+"""Of the first GPU of the recording kfd-mi300-cpx, in which identifiers are replaced."""
 
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
-def test_a_recorded_mi300_host_in_cpx_mode_has_its_63_partitions(recorded_host: Path) -> None:
+def test_a_recorded_mi300_host_in_cpx_mode_has_its_63_partitions(recorded_host: Host) -> None:
     problems: list[Diagnostic] = []
-    nodes = gpu_nodes(kfd_host(recorded_host), problems)
+    nodes = gpu_nodes(recorded_host, problems)
     assert problems == []
     assert len(nodes) == 8
     assert [len(of_gpu) for of_gpu in nodes.values()] == [8] * 7 + [7]
@@ -38,12 +30,12 @@ def test_a_recorded_mi300_host_in_cpx_mode_has_its_63_partitions(recorded_host: 
     assert [node.render_minor for node in first] == list(range(128, 136))
     assert {node.compute_units for of_gpu in nodes.values() for node in of_gpu} == {38}
     assert {node.isa for node in first} == {"gfx942"}
-    assert {node.unique_id for node in first} == {16404946649897475633}
+    assert {node.unique_id for node in first} == {MI300_ID}
 
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi210"], indirect=True)
-def test_a_recorded_mi210_host_has_eight_whole_gpus_in_two_hives(recorded_host: Path) -> None:
-    nodes = gpu_nodes(kfd_host(recorded_host), [])
+def test_a_recorded_mi210_host_has_eight_whole_gpus_in_two_hives(recorded_host: Host) -> None:
+    nodes = gpu_nodes(recorded_host, [])
     # location_id 25344 is 0x6300, and so on: bus << 8, in the order of the nodes.
     assert list(nodes) == [f"0000:{bus:02x}:00.0" for bus in (0x63, 0x43, 0x03, 0x26, 0xE3, 0xC3, 0x83, 0xA3)]
     assert {len(of_gpu) for of_gpu in nodes.values()} == {1}
@@ -53,11 +45,10 @@ def test_a_recorded_mi210_host_has_eight_whole_gpus_in_two_hives(recorded_host: 
 
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
-def test_each_partition_becomes_a_device(recorded_host: Path, function: Callable[..., PciFunction]) -> None:
-    host = kfd_host(recorded_host)
+def test_each_partition_becomes_a_device(recorded_host: Host, function: Callable[..., PciFunction]) -> None:
     gpu = function("0000:05:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card1", "renderD128"))
     problems: list[Diagnostic] = []
-    devices = AmdBackend(host).devices([gpu], problems)
+    devices = AmdBackend(recorded_host).devices([gpu], problems)
     assert [device.name for device in devices] == [f"gpu-0000-05-00-0-cpx-{n}" for n in range(8)]
     third = devices[3]
     assert {name: value.value for name, value in third.attributes.items()} == {
@@ -70,13 +61,13 @@ def test_each_partition_becomes_a_device(recorded_host: Path, function: Callable
         "resource.kubernetes.io/pciBusID": "0000:05:00.0",
         "resource.kubernetes.io/numaNode": 0,
         "profile": "cpx",
-        "parentUUID": f"GPU-{16404946649897475633:016x}",
+        "parentUUID": f"GPU-{MI300_ID:016x}",
         "memoryEnforcement": "none",
         "productName": "AMD Instinct MI300X",
         "brand": "Instinct",
         "computePartition": "CPX",
         "architecture": "gfx942",
-        "fabricDomain": f"{15188982192727901047:016x}",
+        "fabricDomain": f"{MI300_HIVE:016x}",
         "interconnectGroup": "0000:05:00.0",
     }
     assert third.capacity["computeUnits"].value == "38"
@@ -89,15 +80,17 @@ def test_each_partition_becomes_a_device(recorded_host: Path, function: Callable
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
 def test_gpus_of_a_recorded_host_can_be_repartitioned_except_one_with_a_hidden_die(
-    recorded_host: Path, function: Callable[..., PciFunction]
+    recorded_host: Host, function: Callable[..., PciFunction]
 ) -> None:
-    host = kfd_host(recorded_host)
-    gpus = [function(address, DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu") for address in gpu_nodes(host, [])]
+    gpus = [
+        function(address, DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu")
+        for address in gpu_nodes(recorded_host, [])
+    ]
     for gpu in gpus:
-        folder = host.sysfs / "bus/pci/devices" / gpu.pci_address
+        folder = recorded_host.sysfs / "bus/pci/devices" / gpu.pci_address
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "available_compute_partition").write_text("SPX, DPX, QPX, CPX\n")
-    backend = AmdBackend(host)
+    backend = AmdBackend(recorded_host)
     backend.partition_by(PartitionRules([PartitionRule("true", "amd")], "dra-agent.internal"))
     problems: list[Diagnostic] = []
     devices = backend.devices(gpus, problems)
@@ -113,10 +106,12 @@ def test_gpus_of_a_recorded_host_can_be_repartitioned_except_one_with_a_hidden_d
 
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi210"], indirect=True)
-def test_gpus_of_one_die_are_never_divided(recorded_host: Path, function: Callable[..., PciFunction]) -> None:
-    host = kfd_host(recorded_host)
-    gpus = [function(address, DeviceKind.GPU, "0x1002", "0x740f", driver="amdgpu") for address in gpu_nodes(host, [])]
-    backend = AmdBackend(host)
+def test_gpus_of_one_die_are_never_divided(recorded_host: Host, function: Callable[..., PciFunction]) -> None:
+    gpus = [
+        function(address, DeviceKind.GPU, "0x1002", "0x740f", driver="amdgpu")
+        for address in gpu_nodes(recorded_host, [])
+    ]
+    backend = AmdBackend(recorded_host)
     backend.partition_by(PartitionRules([PartitionRule("true", "amd")], "dra-agent.internal"))
     devices = backend.devices(gpus, [])
     assert [device.attributes["type"].value for device in devices] == ["gpu"] * 8
@@ -187,33 +182,32 @@ def only(devices: list[Device]) -> Device:
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
 def test_errors_of_a_gpu_are_those_of_every_partition(
-    recorded_host: Path, function: Callable[..., PciFunction]
+    recorded_host: Host, function: Callable[..., PciFunction]
 ) -> None:
-    host = kfd_host(recorded_host)
     gpu = function("0000:05:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card1", "renderD128"))
-    ras = host.sysfs / "bus/pci/devices/0000:05:00.0/ras"
+    ras = recorded_host.sysfs / "bus/pci/devices/0000:05:00.0/ras"
     ras.mkdir(parents=True)
     (ras / "umc_err_count").write_text("ue: 1\nce: 5\n")
-    devices = AmdBackend(host).devices([gpu], [])
+    devices = AmdBackend(recorded_host).devices([gpu], [])
     assert [(device.memory_errors, device.corrected_errors) for device in devices] == [(1, 5)] * 8
 
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
 def test_values_that_the_driver_does_not_know_are_omitted(
-    recorded_host: Path, function: Callable[..., PciFunction]
+    recorded_host: Host, function: Callable[..., PciFunction]
 ) -> None:
     # amdgpu_gfx_compute_mode_desc and amdgpu_gmc.c print UNKNOWN; a board without an id has a file of zeros.
-    host = kfd_host(recorded_host)
     gpu = function("0000:05:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card1", "renderD128"))
-    folder = host.sysfs / "bus/pci/devices/0000:05:00.0"
+    folder = recorded_host.sysfs / "bus/pci/devices/0000:05:00.0"
+    folder.mkdir(parents=True)
     (folder / "current_compute_partition").write_text("UNKNOWN\n")
     (folder / "current_memory_partition").write_text("UNKNOWN\n")
     (folder / "unique_id").write_text("0000000000000000\n")
     (folder / "mem_info_vram_total").write_text("0\n")
-    devices = AmdBackend(host).devices([gpu], [])
+    devices = AmdBackend(recorded_host).devices([gpu], [])
     assert [device.name for device in devices] == [f"gpu-0000-05-00-0-cpx-{n}" for n in range(8)]
     for device in devices:
         values = {name: attribute.value for name, attribute in device.attributes.items()}
         assert (values["computePartition"], values["profile"]) == ("CPX", "cpx"), "by the dies of each"
         assert "memoryPartition" not in values and "memory" not in device.capacity
-        assert values["parentUUID"] == f"GPU-{16404946649897475633:016x}", "what its partitions share"
+        assert values["parentUUID"] == f"GPU-{MI300_ID:016x}", "what its partitions share"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_agent.allocator import allocate
+from allocator.question import allocate
 from dra_agent.inventory.amd.modes import Modes, memory_partitions
 from dra_agent.inventory.api import CounterConsumption
 from dra_agent.inventory.collector import collect

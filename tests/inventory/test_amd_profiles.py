@@ -15,7 +15,6 @@ from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Device
 from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.topology import scan
-from inventory.test_amd import kfd_host
 from inventory.test_amd_modes import DIVISIBLE
 
 DESCRIBED = ("productName", "brand", "architecture", "computePartition", "memoryPartition")
@@ -72,7 +71,7 @@ def test_a_gpu_is_described(
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi210"], indirect=True)
 def test_the_simulated_mi210_host_has_the_compute_topology_of_the_recorded_one(
-    recorded_host: Path, standing: Callable[[str], Host]
+    recorded_host: Host, standing: Callable[[str], Host]
 ) -> None:
     def shown(nodes: dict[str, list[KfdNode]]) -> list[tuple[object, ...]]:
         hives = list(dict.fromkeys(node.hive_id for (node,) in nodes.values()))
@@ -81,7 +80,7 @@ def test_the_simulated_mi210_host_has_the_compute_topology_of_the_recorded_one(
             for address, (node,) in nodes.items()
         ]
 
-    assert shown(gpu_nodes(standing("mi210"), [])) == shown(gpu_nodes(kfd_host(recorded_host), []))
+    assert shown(gpu_nodes(standing("mi210"), [])) == shown(gpu_nodes(recorded_host, []))
 
 
 @pytest.mark.parametrize("profile", ["mi300a", "mi308x", "mi350x"])

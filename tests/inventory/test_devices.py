@@ -189,9 +189,8 @@ def test_an_accelerator_has_the_nodes_that_its_driver_made(
 
 
 @pytest.mark.parametrize("recorded_host", ["hwloc-8ve"], indirect=True)
-def test_a_recorded_host_with_eight_vector_engines(recorded_host: Path) -> None:
-    recorded = Host(sysfs=recorded_host / "sys", dev=recorded_host / "dev", proc=recorded_host / "proc")
-    inventory = collect(recorded, scan(recorded))
+def test_a_recorded_host_with_eight_vector_engines(recorded_host: Host) -> None:
+    inventory = collect(recorded_host, scan(recorded_host))
     engines = inventory.family("accelerator")
     assert len(engines) == 8
     assert len(inventory.family("nic")) == 4

@@ -228,7 +228,7 @@ def test_the_clique_is_the_first_of_unicast_pointers(
 
     def fill(name: str, reference: Any) -> int:
         assert name == "nvmlDeviceGetGpuFabricInfo_v4"
-        info = reference._obj
+        info = reference._obj  # noqa: SLF001 - ctypes has no public way from a reference to its object
         info.state, info.clusterUuid[:], info.numCliques = 3, UUID(CLUSTER).bytes, count
         for entry, (kind, number) in zip(info.cliques, cliques, strict=False):
             entry.type, entry.id = kind, number

@@ -233,12 +233,8 @@ def test_gpus_that_claims_divide_have_the_same_group_in_every_mode(mode: str, tm
     assert not [device for device in devices if "interconnectWidth" in device.attributes]
 
 
-def kfd_groups(tree: Path) -> list[tuple[int, set[int | None]]]:
-    nodes = next(path for path in tree.rglob("nodes") if path.is_dir())
-    topology = tree / "sys/class/kfd/kfd/topology"
-    topology.mkdir(parents=True)
-    (topology / "nodes").symlink_to(nodes)
-    read = KfdReader(Host(sysfs=tree / "sys", dev=tree / "dev", proc=tree / "proc")).nodes([])
+def kfd_groups(host: Host) -> list[tuple[int, set[int | None]]]:
+    read = KfdReader(host).nodes([])
     found = defaultdict(list)
     for of_gpu in read.values():
         (interconnect,) = {node.interconnect for node in of_gpu}
@@ -248,11 +244,11 @@ def kfd_groups(tree: Path) -> list[tuple[int, set[int | None]]]:
 
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi210"], indirect=True)
-def test_a_recorded_mi210_host_has_two_groups(recorded_host: Path) -> None:
+def test_a_recorded_mi210_host_has_two_groups(recorded_host: Host) -> None:
     assert kfd_groups(recorded_host) == [(4, {1}), (4, {1})]
 
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
-def test_partitions_of_a_recorded_mi300_host_are_in_the_group_of_their_gpus(recorded_host: Path) -> None:
+def test_partitions_of_a_recorded_mi300_host_are_in_the_group_of_their_gpus(recorded_host: Host) -> None:
     """KFD reports no bandwidth between partitions of two GPUs, so the width is not known."""
     assert kfd_groups(recorded_host) == [(8, {None})]

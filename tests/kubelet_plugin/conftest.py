@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from dra_agent.agent.preparer_stack import continuing_spans
 from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.health.published_health import DeviceHealthStore
@@ -118,7 +117,7 @@ class Node:
         plugin = KubeletPlugin(socket_paths(self.kubelet_dir, DRIVER, pod_uid), DRIVER, self.claims, **more)
         await plugin.open()
         if serve:
-            plugin.serve(continuing_spans(self.devices, plugin.span_of), health)
+            plugin.serve(self.devices, health)
         try:
             yield plugin
         finally:

@@ -13,7 +13,6 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import quote
 
@@ -21,10 +20,11 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from dra_agent.kubelet_plugin.proto import dra_v1_pb2, dra_v1beta1_pb2, pluginregistration_pb2
+from dra_agent.kubelet_plugin.proto import dra_v1_pb2, pluginregistration_pb2
 from eventually import DEADLINE_S, eventually_async
 
-KNOWN = {"v1.DRAPlugin": dra_v1_pb2, "v1beta1.DRAPlugin": dra_v1beta1_pb2}
+SERVICE = "v1.DRAPlugin"
+"""The service that a kubelet looks for among those of a driver."""
 
 
 @dataclass
@@ -34,29 +34,22 @@ class Driver:
     name: str
     endpoint: Path
     services: list[str]
-    messages: ModuleType
     channel: grpc.aio.Channel
 
-    async def call(
-        self,
-        method: str,
-        claims: Sequence[tuple[str, str, str]],
-        timeout: float = 45.0,
-        metadata: Sequence[tuple[str, str]] = (),
-    ) -> Any:
+    async def call(self, method: str, claims: Sequence[tuple[str, str, str]], timeout: float = 45.0) -> Any:
         """Call with `claims` as (namespace, name, uid)."""
-        service = self.messages.DESCRIPTOR.services_by_name["DRAPlugin"].full_name
+        service = dra_v1_pb2.DESCRIPTOR.services_by_name["DRAPlugin"].full_name
         kind = "NodePrepareResources" if method == "prepare" else "NodeUnprepareResources"
-        request = getattr(self.messages, f"{kind}Request")()
+        request = getattr(dra_v1_pb2, f"{kind}Request")()
         for namespace, name, uid in claims:
             request.claims.add(namespace=namespace, name=name, uid=uid)
-        response = getattr(self.messages, f"{kind}Response")
+        response = getattr(dra_v1_pb2, f"{kind}Response")
         call: grpc.aio.UnaryUnaryMultiCallable[Message, Any] = self.channel.unary_unary(
             f"/{service}/{kind}",
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=response.FromString,
         )
-        return await call(request, timeout=timeout, metadata=grpc.aio.Metadata(*metadata))
+        return await call(request, timeout=timeout)
 
 
 @dataclass
@@ -64,7 +57,6 @@ class FakeKubelet:
     """A kubelet directory under observation; `drivers` has each registered instance by its registration socket."""
 
     directory: Path
-    supported: Sequence[str] = tuple(KNOWN)
     refuse: str = ""
     """The error that the kubelet reports to a driver instead of registering it."""
     drivers: dict[Path, Driver] = field(default_factory=dict)
@@ -117,13 +109,12 @@ class FakeKubelet:
             if self.refuse:
                 await notify(pluginregistration_pb2.RegistrationStatus(error=self.refuse), timeout=DEADLINE_S)
                 return
-            service = next(version for version in info.supported_versions if version in self.supported)
+            assert SERVICE in info.supported_versions
             endpoint = Path(info.endpoint or path)
             self.drivers[path] = Driver(
                 info.name,
                 endpoint,
                 list(info.supported_versions),
-                KNOWN[service],
                 grpc.aio.insecure_channel(f"unix:{endpoint}"),
             )
             await notify(pluginregistration_pb2.RegistrationStatus(plugin_registered=True), timeout=DEADLINE_S)

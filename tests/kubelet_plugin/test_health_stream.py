@@ -67,7 +67,7 @@ def test_every_device_is_sent_at_once_and_after_a_change(
 ) -> None:
     async def scenario() -> None:
         async with node.registered(health=health, resend_after_s=3600.0) as (_, driver):
-            assert driver.services[2:] == ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
+            assert driver.services[1:] == ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
             stream = watch(driver, messages)
             first = await asyncio.wait_for(stream.read(), 60)
             (sent,) = first.devices

@@ -11,7 +11,6 @@ import pytest
 
 from dra_agent.kubelet_plugin.proto import (
     dra_v1_pb2,
-    dra_v1beta1_pb2,
     health_v1_pb2,
     health_v1alpha1_pb2,
     pluginregistration_pb2,
@@ -24,7 +23,7 @@ FOLDER = Path("dra_agent/kubelet_plugin/proto")
 
 def test_generated_code_is_reproducible(tmp_path: Path) -> None:
     sources = sorted((ROOT / "python" / FOLDER).glob("*.proto"))
-    assert len(sources) == 6
+    assert len(sources) == 5
     plugin = Path(sys.executable).with_name("protoc-gen-mypy")
     compiler = [sys.executable, "-m", "grpc_tools.protoc", f"--plugin=protoc-gen-mypy={plugin}"]
     outputs = [f"-I{ROOT / 'python'}", f"--python_out={tmp_path}", f"--mypy_out=quiet:{tmp_path}"]
@@ -41,11 +40,6 @@ def test_generated_code_is_reproducible(tmp_path: Path) -> None:
     [
         (pluginregistration_pb2, "pluginregistration.Registration", ["GetInfo", "NotifyRegistrationStatus"]),
         (dra_v1_pb2, "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", ["NodePrepareResources", "NodeUnprepareResources"]),
-        (
-            dra_v1beta1_pb2,
-            "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin",
-            ["NodePrepareResources", "NodeUnprepareResources"],
-        ),
         (health_v1_pb2, "v1.DRAResourceHealth", ["NodeWatchResources"]),
         (health_v1alpha1_pb2, "v1alpha1.DRAResourceHealth", ["NodeWatchResources"]),
         (podresources_v1_pb2, "v1.PodResourcesLister", ["List"]),
@@ -57,13 +51,12 @@ def test_service_names_match_the_kubelet(messages: ModuleType, service: str, met
     assert [method.name for method in descriptor.methods] == methods
 
 
-@pytest.mark.parametrize("messages", [dra_v1_pb2, dra_v1beta1_pb2])
-def test_encoding_of_a_prepared_device(messages: ModuleType) -> None:
-    device = messages.Device(
+def test_encoding_of_a_prepared_device() -> None:
+    device = dra_v1_pb2.Device(
         request_names=["r"], pool_name="p", device_name="d", cdi_device_ids=["v/c=n"], share_id="s"
     )
     assert device.SerializeToString() == b"\x0a\x01r\x12\x01p\x1a\x01d\x22\x05v/c=n\x2a\x01s"
-    response = messages.NodePrepareResourcesResponse()
+    response = dra_v1_pb2.NodePrepareResourcesResponse()
     response.claims["u"].error = "e"
     assert response.SerializeToString() == b"\x0a\x08\x0a\x01u\x12\x03\x12\x01e"
 

@@ -35,8 +35,8 @@ def request(uid: str) -> bytes:
 
 def calls_of(served: plugin.KubeletPlugin) -> set[object]:
     """Return gRPC's states of calls in progress."""
-    assert served._server is not None
-    states: set[object] = served._server._state.rpc_states  # type: ignore[attr-defined]
+    assert served._server is not None  # noqa: SLF001 - gRPC lists the calls in progress only in the state of its server
+    states: set[object] = served._server._state.rpc_states  # type: ignore[attr-defined]  # noqa: SLF001 - gRPC lists the calls in progress only in the state of its server
     return states
 
 

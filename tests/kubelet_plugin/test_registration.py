@@ -33,7 +33,7 @@ def test_the_kubelet_registers_the_driver(node: Node, run: Run) -> None:
             driver = await kubelet.driver()
             assert driver.name == DRIVER
             assert driver.endpoint == node.kubelet_dir / "plugins" / DRIVER / "dra.sock"
-            assert driver.services == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+            assert driver.services == ["v1.DRAPlugin"]
             assert plugin.state.done and plugin.failures == []
 
     run(scenario())
@@ -311,19 +311,6 @@ def test_the_socket_of_another_instance_is_kept(node: Node, run: Run) -> None:
                 assert driver.endpoint.name == "dra-new.sock"
                 await driver.call("unprepare", [("default", "c", "u")])
                 assert len(list(node.kubelet_dir.rglob("*.sock"))) == 2
-
-    run(scenario())
-
-
-def test_an_older_kubelet_uses_v1beta1(node: Node, run: Run) -> None:
-    node.claims.add("c", "u")
-
-    async def scenario() -> None:
-        async with node.plugin(), node.kubelet(supported=["v1beta1.DRAPlugin"]) as kubelet:
-            driver = await kubelet.driver()
-            assert "v1beta1" in driver.messages.__name__
-            response = await driver.call("prepare", [("default", "c", "u")])
-            assert response.claims["u"].devices[0].device_name == "gpu-0"
 
     run(scenario())
 

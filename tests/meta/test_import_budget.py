@@ -26,7 +26,7 @@ def test_standalone_mode_loads_no_kubernetes_modules() -> None:
     assert kubernetes.isdisjoint(loaded), f"standalone mode pulls in {sorted(kubernetes & set(loaded))}"
 
 
-@pytest.mark.parametrize("module", ["dra_agent", "dra_agent.cli.main", "dra_agent.allocator"])
+@pytest.mark.parametrize("module", ["dra_agent", "dra_agent.cli.main", "dra_agent.cluster"])
 def test_importing_loads_no_heavy_modules(module: str) -> None:
     loaded = loaded_modules(f"import {module}")
     assert HEAVY.isdisjoint(loaded), f"{module} pulls in {sorted(HEAVY & set(loaded))}"

@@ -6,7 +6,7 @@
 
 The campaign first records which test runs which line (stored below target/mutants, and recorded again if the test or a
 module that it runs has changed). Each mutant then runs against the tests of the package's own folder that run its line,
-fastest first, until one fails.
+fastest first, until one fails: those of `make test`, then those that it leaves out. The last lines compare the two.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from mutants.operators import Module, Mutant, modules
 from mutants.plugin import DEADLINE, FOLDER, MODE, OPTIONS, PACKAGES
 from mutants.tracing import VARIABLE
 from mutants.tree import ROOT, SOURCE, Tree
 
-MUTATED = ("prepare", "kubelet_plugin", "reclaim", "publish", "device_setup")
+MUTATED = ("prepare", "kubelet_plugin", "reclaim", "publish", "inventory", "device_setup")
 EXTRA_TESTS = {
     "prepare": (
         "tests/ledger/test_journal_ledger.py",
@@ -80,7 +83,7 @@ class Record:
             lines = {file: set(numbers) for file, numbers in found["lines"].items()}
             self.tests[test] = TestRun(found["seconds"], lines, functions)
 
-    def covering(self, mutant: Mutant, budget: float) -> list[str]:
+    def covering(self, mutant: Mutant, budget: float, among: Callable[[str], bool]) -> list[str]:
         """Return the tests that run the mutated code, fastest first: those that fit into `budget` seconds.
 
         For code that runs when modules are imported: all tests, starting with those that run other code of the file.
@@ -88,6 +91,8 @@ class Record:
         wanted = range(mutant.lines[0], mutant.lines[1] + 1)
         chosen = []
         for test, recorded in self.tests.items():
+            if not among(test):
+                continue
             lines, functions = recorded.lines.get(mutant.file, set()), recorded.functions.get(mutant.file, set())
             if not mutant.in_body:
                 covers = True  # constants and fields are used in other files too
@@ -115,6 +120,15 @@ def test_files(package: str) -> list[str]:
     """Return the test files that must detect every change of the package by themselves."""
     own = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / package).rglob("test_*.py"))
     return [*own, *EXTRA_TESTS.get(package, ())]
+
+
+def left_out(files: list[str]) -> frozenset[str]:
+    """Return the tests of these files that `make test` leaves out."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "thorough", "--collect-only", *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise SystemExit(f"the tests cannot be collected:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return frozenset(line for line in done.stdout.splitlines() if "::" in line)
 
 
 def load_record(target: Path, workers: int, files: list[str]) -> Record:
@@ -248,17 +262,23 @@ class Result:
     by: str
     seconds: float
     tests: int
+    in_first_tier: bool
+    """Whether the tests of `make test` detected it."""
 
 
-def run_mutants(target: Path, record: Record, chosen: list[Mutant], workers: int, budget: float) -> list[Result]:
-    """Run the mutants and return the result of each."""
+def run_mutants(
+    target: Path, record: Record, thorough: frozenset[str], chosen: list[Mutant], workers: int, budget: float
+) -> list[Result]:
+    """Run the mutants and return the result of each; `thorough` has the tests that run last."""
     waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
     for mutant in chosen:
         waiting.put(mutant)
     results: list[Result] = []
     files = sorted({test.partition("::")[0] for test in record.tests})
     pool = [Worker(target / f"worker-{number}", files) for number in range(workers)]
-    threads = [threading.Thread(target=_work, args=(worker, record, waiting, results, budget)) for worker in pool]
+    threads = [
+        threading.Thread(target=_work, args=(worker, record, thorough, waiting, results, budget)) for worker in pool
+    ]
     for worker in pool:
         worker.wait_until_ready()
     for thread in threads:
@@ -271,17 +291,24 @@ def run_mutants(target: Path, record: Record, chosen: list[Mutant], workers: int
 
 
 def _work(
-    worker: Worker, record: Record, waiting: queue.SimpleQueue[Mutant], results: list[Result], budget: float
+    worker: Worker,
+    record: Record,
+    thorough: frozenset[str],
+    waiting: queue.SimpleQueue[Mutant],
+    results: list[Result],
+    budget: float,
 ) -> None:
     while True:
         try:
             mutant = waiting.get_nowait()
         except queue.Empty:
             return
-        tests = record.covering(mutant, budget)
-        if not tests:
-            response: dict[str, Any] = {"verdict": "no test", "by": "", "seconds": 0.0}
-        else:
+        first = record.covering(mutant, budget, lambda test: test not in thorough)
+        rest = record.covering(mutant, budget, lambda test: test in thorough)
+        response: dict[str, Any] = {"verdict": "no test", "by": "", "seconds": 0.0}
+        in_first_tier = False
+        for tests in filter(None, (first, rest)):
+            before = response["seconds"]
             response = worker.run(
                 {
                     "file": mutant.file,
@@ -291,12 +318,17 @@ def _work(
                     "fresh": record.fresh(mutant),
                 }
             )
-        result = Result(mutant, response["verdict"], response["by"], response["seconds"], len(tests))
+            response["seconds"] += before
+            if response["verdict"] in DEAD:
+                in_first_tier = tests is first
+                break
+        number = len(first) + len(rest)
+        result = Result(mutant, response["verdict"], response["by"], response["seconds"], number, in_first_tier)
         results.append(result)
         if result.verdict not in DEAD:
-            print(
-                f"{result.verdict.upper()} ({len(tests)} tests, {result.seconds} s) {mutant.name} {mutant}", flush=True
-            )
+            print(f"{result.verdict.upper()} ({number} tests, {result.seconds} s) {mutant.name} {mutant}", flush=True)
+        elif not result.in_first_tier:
+            print(f"SURVIVED make test, then {result.verdict} by {result.by}: {mutant.name} {mutant}", flush=True)
         if len(results) % 50 == 0:
             print(f"{len(results)} mutants", flush=True)
 
@@ -344,12 +376,13 @@ def main() -> int:
             found = random.Random(args.seed).sample(found, args.sample)
         if not found:
             continue
-        record = load_record(target, args.workers, args.tests or test_files(package))
+        files = args.tests or test_files(package)
+        record = load_record(target, args.workers, files)
         for test, outcome in record.excluded.items():
             if outcome != "skipped":
                 print(f"excluded: it {outcome} without a mutant: {test}", flush=True)
         started = time.monotonic()
-        results = run_mutants(target, record, found, min(args.workers, len(found)), args.budget)
+        results = run_mutants(target, record, left_out(files), found, min(args.workers, len(found)), args.budget)
         counts = Counter(result.verdict for result in results)
         dead = counts["killed"] + counts["timeout"]
         lines.append(
@@ -357,14 +390,17 @@ def main() -> int:
             f"{counts['survived']} survived, {counts['no test']} without a test, {counts['error']} errors: "
             f"{100 * dead / len(results):.1f} % in {time.monotonic() - started:.0f} s"
         )
+        first_tier = sum(result.in_first_tier for result in results)
+        lines[-1] += f"; make test alone {first_tier} of {dead}"
         print(lines[-1], flush=True)
-        failed += dead < 0.9 * len(results)
+        failed += dead < 0.9 * len(results) or first_tier < 0.9 * dead
         everything += [
             {
                 "name": result.mutant.name,
                 "text": str(result.mutant),
                 "verdict": result.verdict,
                 "by": result.by,
+                "in_first_tier": result.in_first_tier,
                 "seconds": result.seconds,
             }
             for result in results

@@ -212,8 +212,8 @@ class _Server:
             for descriptor in (0, 1, 2):
                 os.dup2(devnull, descriptor)
             os.close(devnull)
-            factory = self._session.config._tmp_path_factory  # type: ignore[attr-defined]
-            factory._given_basetemp, factory._basetemp = folder / "t", None
+            factory = self._session.config._tmp_path_factory  # type: ignore[attr-defined]  # noqa: SLF001 - pytest has no public way to give a forked child its own directory
+            factory._given_basetemp, factory._basetemp = folder / "t", None  # noqa: SLF001 - pytest has no public way to give a forked child its own directory
             if before is not None and after is not None and not self._patch(task.file, before, after):
                 os._exit(NOT_PATCHED)
             self._session.config.pluginmanager.register(_FirstFailure(progress_writer))

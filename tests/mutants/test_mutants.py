@@ -112,11 +112,16 @@ def test_covering_tests_are_ordered_by_duration(example: Module) -> None:
         }
     )
     comparison = next(mutant for mutant in example.mutants if mutant.operator == "comparison")
-    assert record.covering(comparison, 60.0) == ["quick", "slow", "process"]
-    assert record.covering(comparison, 5.0) == ["quick", "slow"]
-    assert record.covering(comparison, 0.01) == ["quick"]
+
+    def every(test: str) -> bool:
+        return True
+
+    assert record.covering(comparison, 60.0, every) == ["quick", "slow", "process"]
+    assert record.covering(comparison, 5.0, every) == ["quick", "slow"]
+    assert record.covering(comparison, 0.01, every) == ["quick"]
+    assert record.covering(comparison, 60.0, lambda test: test != "quick") == ["slow", "process"]
     raised = next(mutant for mutant in example.mutants if mutant.before.startswith("raise"))
-    assert record.covering(raised, 60.0) == ["slow", "process"]
+    assert record.covering(raised, 60.0, every) == ["slow", "process"]
     assert record.excluded == {"broken": "failed"}
 
 

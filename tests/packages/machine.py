@@ -39,15 +39,15 @@ def cgroup2_root() -> Path | None:
     return None
 
 
-def base_root(included: str = INCLUDED) -> Path:
+def base_root(included: str = INCLUDED, suite: str = SUITE) -> Path:
     """Return a clean root of the distribution with these packages, which mmdebstrap makes once."""
-    target = CACHE / f"{SUITE}-{included.replace(',', '-')}"
+    target = CACHE / f"{suite}-{included.replace(',', '-')}"
     if target.exists():
         return target
     fresh = CACHE / f".{os.getpid()}"
     CACHE.mkdir(parents=True, exist_ok=True)
     command: list[str | Path] = ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory"]
-    command += [f"--include={included}", SUITE, fresh]
+    command += [f"--include={included}", suite, fresh]
     subprocess.run(command, check=True, capture_output=True, timeout=BUILD_TIMEOUT_S)
     # Each machine gets a new id at its first boot.
     (fresh / "etc/machine-id").write_text("uninitialized\n")

@@ -1,26 +1,35 @@
-"""`make test-sources`: the quickstart of README.md without hardware, from the sources to the claim, in a clean root.
+"""`make test-sources`: what README.md tells a stranger to run, in a clean root of Debian.
 
-A user without permissions pastes all lines, `make build` included. The root has the packages that the README asks for;
-Rust, the network and trusted certificates are those of this machine.
+A user without permissions pastes the quickstart without hardware, `make build` included, and then runs the two commands
+that set up a checkout, `make demo` and `make test`, the second one also again. The root has the packages that README.md
+names, and nothing else; Rust, the network and trusted certificates are those of this machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import quickstart
-from packages.machine import base_root, missing_requirement
+from packages.machine import SUITE, base_root, missing_requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADING = "Try it without hardware"
-TOOLS = "ca-certificates,gcc,libc6-dev,make,python3,python3-venv"
+SUITES = {"12": SUITE, "13": "trixie"}
+"""Names of Debian's releases."""
 VISITOR = 1000
 HOME = "/home/visitor"
+CHECKOUT = f"{HOME}/dra-agent"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+LOGS = ROOT / "target/test-sources"
 CHROOT = """
 set -e
 lower=$1 work=$2 rust=$3; shift 3
@@ -31,19 +40,29 @@ mount -t overlay overlay -o "lowerdir=$lower,upperdir=$work/upper,workdir=$work/
 mkdir -p $root/opt/rust
 mount --bind -o ro "$rust" $root/opt/rust
 mount -t proc proc $root/proc
+mount --rbind /sys $root/sys
 mount -t tmpfs -o mode=755 tmpfs $root/dev
 for name in null zero full random urandom tty; do
     touch $root/dev/$name
     mount --bind /dev/$name $root/dev/$name
 done
 mkdir -m 1777 $root/dev/shm
+ln -s /proc/self/fd $root/dev/fd
+# An installed Debian has these files; mmdebstrap makes none.
 cp --dereference /etc/resolv.conf $root/etc/resolv.conf
+grep -q localhost $root/etc/hosts 2> /dev/null || echo "127.0.0.1 localhost\n::1 localhost" > $root/etc/hosts
+grep -q ^visitor $root/etc/passwd || echo "visitor:x:1000:1000::/home/visitor:/bin/bash" >> $root/etc/passwd
 exec chroot $root "$@"
 """
 
 
 def main() -> int:
-    """Run the quickstart and write its report; return 1 if a line fails."""
+    """Run everything, and print times and results; return 1 if something fails."""
+    parser = argparse.ArgumentParser(prog="make test-sources", description=__doc__)
+    parser.add_argument("--debian", choices=SUITES, default="12", help="release of the root (default: 12)")
+    parser.add_argument("--warm", type=int, default=1, help="how often to run `make test` again (default: 1)")
+    parser.add_argument("--loops", type=int, default=0, help="endless loops that run at the same time (default: none)")
+    args = parser.parse_args()
     if reason := missing_requirement():
         print(f"test-sources: {reason}", file=sys.stderr)
         return 1
@@ -51,47 +70,105 @@ def main() -> int:
     work = ROOT / f"target/clean-root-{os.getpid()}"
     work.mkdir(parents=True)
     try:
-        return run(work)
+        visitor = Visitor(work, base_root(",".join(packages()), SUITES[args.debian]))
+        with loops(args.loops):
+            results = [run_quickstart(visitor), *set_up(visitor, args.warm)]
     finally:
         shutil.rmtree(work)
+    print(f"\nDebian {args.debian}, {os.cpu_count()} CPUs, {args.loops} loops; packages: {' '.join(packages())}")
+    for name, seconds, passed in results:
+        print(f"{name:32} {seconds:7.0f} s  {'passed' if passed else 'FAILED'}")
+    print(f"output: {LOGS.relative_to(ROOT)}")
+    return 0 if all(passed for *_, passed in results) else 1
 
 
-def run(work: Path) -> int:
-    """Run the quickstart below a directory."""
+Result = tuple[str, float, bool]
+
+
+class Visitor:
+    """A user without permissions in the root, with a clone of the last commit."""
+
+    def __init__(self, work: Path, lower: Path) -> None:
+        self._work, self._lower = work, lower
+        self.home = work / f"upper{HOME}"
+        self.home.mkdir(parents=True)
+        clone: list[str | Path] = ["git", "clone", "--quiet", "--no-hardlinks", ROOT, self.home / "dra-agent"]
+        subprocess.run(clone, check=True)
+        # Where this machine has an authority for downloads, a clean root does not trust it.
+        shutil.copy(CERTIFICATES, self.home / "certificates.pem")
+        subprocess.run(["chown", "--recursive", f"{VISITOR}:{VISITOR}", self.home], check=True)
+        sysroot = subprocess.run(["rustc", "--print", "sysroot"], cwd=ROOT, capture_output=True, text=True, check=True)
+        self._rust = sysroot.stdout.strip()
+
+    def run(self, name: str, script: str) -> tuple[float, int, str]:
+        """Run a script of bash in the clone; return seconds, exit code and output, which is also in a file."""
+        environment = {
+            "HOME": HOME,
+            "USER": "visitor",
+            "PATH": "/opt/rust/bin:/usr/bin:/bin",
+            "PIP_CERT": f"{HOME}/certificates.pem",
+            "CARGO_HTTP_CAINFO": f"{HOME}/certificates.pem",
+        }
+        namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+        chroot: list[str | Path] = ["sh", "-c", CHROOT, "sh", self._lower, self._work, self._rust]
+        user = ["setpriv", f"--reuid={VISITOR}", f"--regid={VISITOR}", "--clear-groups", "--no-new-privs"]
+        variables = [f"{key}={value}" for key, value in environment.items()]
+        shell = ["env", "-i", *variables, "bash", "-c", f"cd {CHECKOUT}\n{script}"]
+        LOGS.mkdir(parents=True, exist_ok=True)
+        log = LOGS / f"{name}.log"
+        start = time.monotonic()
+        with log.open("wb") as file:
+            command = [*namespaces, *chroot, *user, *shell]
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, check=False)
+        seconds = time.monotonic() - start
+        print(f"{name}: {seconds:.0f} s, exit code {done.returncode}", flush=True)
+        return seconds, done.returncode, log.read_text(errors="replace")
+
+
+def packages() -> list[str]:
+    """Return the Debian packages that README.md names for the build."""
+    found = re.search(r"`apt-get install ([a-z0-9 .+-]+)`", quickstart.README.read_text())
+    assert found is not None, "README.md names no packages"
+    return sorted(found[1].split())
+
+
+def run_quickstart(visitor: Visitor) -> Result:
+    """Paste the quickstart, and write its report."""
     pasted = quickstart.lines(HEADING)
-    home = work / f"upper{HOME}"
-    add_sources(home)
-    script = "\n".join(["set -e", f"cd {HOME}/dra-agent", *quickstart.timed(pasted, Path(HOME) / "times")])
-    environment = {
-        "HOME": HOME,
-        "PATH": "/opt/rust/bin:/usr/bin:/bin",
-        "PIP_CERT": f"{HOME}/certificates.pem",
-        "CARGO_HTTP_CAINFO": f"{HOME}/certificates.pem",
-    }
-    rust = subprocess.run(["rustc", "--print", "sysroot"], cwd=ROOT, capture_output=True, text=True, check=True)
-    namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
-    chroot: list[str | Path] = ["sh", "-c", CHROOT, "sh", base_root(TOOLS), work, rust.stdout.strip()]
-    user = ["setpriv", f"--reuid={VISITOR}", f"--regid={VISITOR}", "--clear-groups", "--no-new-privs"]
-    shell = ["env", "-i", *(f"{name}={value}" for name, value in environment.items()), "bash", "-c", script]
-    ran = subprocess.run([*namespaces, *chroot, *user, *shell], stdout=subprocess.PIPE, text=True, check=False)
-    print(ran.stdout)
-    if ran.returncode != 0 or "resourceclaim/gpu-and-nic-one-switch created: prepared" not in ran.stdout:
-        print(f"test-sources: exit code {ran.returncode}", file=sys.stderr)
-        return 1
-    heading = f"{HEADING}, from sources in a clean root"
-    quickstart.record(heading, pasted, home / "times", left_out="the installation of Rust")
-    return 0
+    script = "\n".join(["set -e", *quickstart.timed(pasted, Path(HOME) / "times")])
+    seconds, code, output = visitor.run("quickstart", script)
+    passed = code == 0 and "resourceclaim/gpu-and-nic-one-switch created: prepared" in output
+    if passed:
+        heading = f"{HEADING}, from sources in a clean root"
+        quickstart.record(heading, pasted, visitor.home / "times", left_out="the installation of Rust")
+    return "quickstart, with make build", seconds, passed
 
 
-def add_sources(home: Path) -> None:
-    """Put the last commit, and the certificates of this machine, into a home directory."""
-    sources = home / "dra-agent"
-    sources.mkdir(parents=True)
-    archive = subprocess.run(["git", "-C", ROOT, "archive", "HEAD"], stdout=subprocess.PIPE, check=True)
-    subprocess.run(["tar", "-x", "-C", sources], input=archive.stdout, check=True)
-    # Where this machine has an authority for downloads, a clean root does not trust it.
-    shutil.copy(CERTIFICATES, home / "certificates.pem")
-    subprocess.run(["chown", "--recursive", f"{VISITOR}:{VISITOR}", home], check=True)
+def set_up(visitor: Visitor, warm: int) -> Iterator[Result]:
+    """Run the two commands that set up a checkout, the second one again `warm` times."""
+    named = [command for command in ("make demo", "make test") if f"`{command}`" in quickstart.README.read_text()]
+    assert named == ["make demo", "make test"], "README.md names both commands"
+    for name, command in (
+        ("make demo", "make demo"),
+        ("make test, cold", "make test"),
+        *((f"make test, warm {number}", "make test") for number in range(1, warm + 1)),
+    ):
+        seconds, code, _ = visitor.run(re.sub(r"[^a-z0-9]+", "-", name), command)
+        yield name, seconds, code == 0
+
+
+@contextmanager
+def loops(count: int) -> Iterator[None]:
+    """Keep CPUs busy with as many processes."""
+    running: Sequence[subprocess.Popen[bytes]] = [
+        subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(count)
+    ]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 if __name__ == "__main__":

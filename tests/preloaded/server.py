@@ -216,8 +216,8 @@ def main() -> int:
         os.setsid()
     sys.argv = [sys.argv[0], *request["arguments"]]
     code = _run_command(request) if request["module"] is None else _run_module(request["module"])
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - a forked child ends as the interpreter does, which has no public function for it
+    atexit._run_exitfuncs()  # noqa: SLF001 - a forked child ends as the interpreter does, which has no public function for it
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,7 +1,7 @@
 """Packs a recording of a tree, for this folder: `PYTHONPATH=tests python -m recordings.pack ROOT NAME`.
 
-ROOT has `sys`, or the nodes of a KFD topology, of a machine that another project recorded; or it is the name of a
-profile of simulated hosts.
+ROOT has `sys`, or the nodes of a KFD topology, of a machine that another project recorded; or it is a recording, or the
+name of a profile of simulated hosts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from dra_agent import simulate
 from dra_agent.doctor.record import record
 from dra_agent.host import Host
+from dra_agent.recording import is_recording
 
 from .instances import divide
 
@@ -42,7 +43,7 @@ def unpack(name: str, target: Path) -> Path:
 
 
 def _host(root: str, work: Path) -> Host:
-    if root in simulate.profiles():
+    if root in simulate.profiles() or is_recording(Path(root)):
         host = simulate.build(root, work / "host")
         if root == "mixed":
             divide(host)

@@ -65,8 +65,7 @@ def test_commands_show_a_recording(
     assert shown in capsys.readouterr().out
 
 
-def test_recordings_are_small_and_without_identity() -> None:
-    assert {"hwloc-8ve", "ghw-ryzen1600", "ghw-i7-1270p", "kfd-mi300-cpx", "kfd-mi210"} < set(NAMES)
+def test_recordings_are_small() -> None:
     assert sum(path.stat().st_size for path in DATA.iterdir()) <= MAX_TOTAL_BYTES
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from allocator.question import allocate
 from dra_agent import _native
-from dra_agent.allocator import allocate
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.edits import EditProviders
 from dra_agent.cdi.registry import load_file

@@ -10,7 +10,7 @@ from typing import Any
 from allocator.cases import DRIVER, device, memory, shared, slice_of
 from allocator.cases import claim as make_claim
 from allocator.cases import make_request as request
-from dra_agent.allocator import allocate
+from allocator.question import allocate
 from dra_agent.standalone.allocator import ClusterAllocator
 from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.store import Store

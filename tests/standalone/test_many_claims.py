@@ -287,11 +287,11 @@ def test_an_agent_stops_during_an_allocation(
         assert may_continue.wait(DEADLINE_S)
 
     agent = ServiceThread(tmp_path, preparer, allocator)
-    shut_down = service_module._shut_down
+    shut_down = service_module._shut_down  # noqa: SLF001 - idle pools get no deadline: how fast they end depends on the machine
 
     async def shut_down_idle_pools(pool: ThreadPoolExecutor) -> None:
         """Idle pools have no deadline here: how fast they end depends on the machine only."""
-        if pool is agent.service._stepper:
+        if pool is agent.service._stepper:  # noqa: SLF001 - idle pools get no deadline: how fast they end depends on the machine
             await shut_down(pool)
         else:
             pool.shutdown(wait=True)

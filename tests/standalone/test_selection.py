@@ -14,7 +14,7 @@ import pytest
 from allocator.cases import DRIVER, device, memory, model, partitionable, shared, slice_of
 from allocator.cases import claim as make_claim
 from allocator.cases import make_request as request
-from dra_agent.allocator import allocate
+from allocator.question import allocate
 from dra_agent.errors import PermanentError
 from dra_agent.standalone import selection as selection_module
 from dra_agent.standalone import waiting as waiting_module

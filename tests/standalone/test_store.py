@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import random
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +99,39 @@ def test_a_file_that_is_not_a_store_does_not_stop_the_agent(tmp_path: Path, cont
     assert store.list("K") == []
     assert bool(store.problems) == bool(content)
     store.close()
+
+
+@pytest.mark.parametrize("content", [b"garbage" * 1000, b"SQLite format 3\x00" + b"\xff" * 5000, None])
+def test_every_connection_to_a_damaged_store_is_closed(
+    tmp_path: Path, content: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path)
+    if content is None:
+        with (tmp_path / FILE).open("r+b") as file:
+            file.seek(3 * 4096)
+            file.write(b"\xff" * 4096)
+    else:
+        (tmp_path / FILE).write_bytes(content)
+    opened: dict[int, str] = {}
+    connect = sqlite3.connect
+
+    class Connection(sqlite3.Connection):
+        def close(self) -> None:
+            opened.pop(id(self), None)
+            super().close()
+
+    def tracked(path: Path, **options: Any) -> sqlite3.Connection:
+        connection = connect(path, factory=Connection, **options)
+        opened[id(connection)] = path.name
+        kept.append(connection)
+        return connection
+
+    kept: list[sqlite3.Connection] = []
+    monkeypatch.setattr(sqlite3, "connect", tracked)
+    store = Store(tmp_path)
+    assert store.problems and sorted(opened.values()) == [FILE, FILE]
+    store.close()
+    assert len(kept) == 4 and opened == {}
 
 
 def test_a_missing_directory_is_one_clear_message(tmp_path: Path) -> None:

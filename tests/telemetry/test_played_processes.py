@@ -148,15 +148,19 @@ def test_claims_with_admin_access_have_no_value(shared: Rig, root: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("utilization", "age_s"), [((101, 1), None), ((20, 101), None), ((20, 2), 3600.0), ((20, 2), -3600.0)]
+    ("utilization", "sampled"),
+    [((101, 1), "now"), ((20, 101), "now"), ((20, 2), "before the last reading"), ((20, 2), "in the future")],
 )
 def test_implausible_values_are_named_and_not_reported(
-    shared: Rig, root: Path, utilization: tuple[int, int], age_s: float | None
+    shared: Rig, root: Path, utilization: tuple[int, int], sampled: str
 ) -> None:
     shared.sample()
+    # After the processes began, which were there when the host booted, however long ago that is.
+    moments = {"before the last reading": time.time(), "in the future": time.time() + 3600}
     play(root, 4711, (10, 1))
     shared.sample()
-    play(root, 4712, utilization, sampled_at_us=None if age_s is None else round((time.time() - age_s) * 1e6))
+    moment = moments.get(sampled)
+    play(root, 4712, utilization, sampled_at_us=None if moment is None else round(moment * 1e6))
     shared.sample()
     assert [parts(shared, name) for name in ("a", "b")] == [pytest.approx((0.1, 0.01)), (None, None)]
     assert shared.of_claim("memory_used_bytes", "b", GPU) == GIB

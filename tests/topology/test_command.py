@@ -27,7 +27,7 @@ def run(*arguments: str | Path, state: Path) -> subprocess.CompletedProcess[str]
 def test_a_recorded_host_in_each_output_format(machine: Machine, tmp_path: Path) -> None:
     import yaml
 
-    root = ("--sysfs-root", machine("hwloc-8ve") / "sys")
+    root = ("--sysfs-root", machine("hwloc-8ve").sysfs)
     tree = run(*root, state=tmp_path)
     assert tree.returncode == 0
     assert "switch 0000:3b:00.0" in tree.stdout

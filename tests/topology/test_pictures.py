@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from dra_agent import simulate
-from dra_agent.host import Host
 from dra_agent.topology import DeviceKind, NumaNode, PciFunction, ScanProblem, Topology, scan, svg, tree
 from dra_agent.topology.display_tree import TreeNode, build_tree, switches
 from dra_agent.topology.pci_ids import PciIds
@@ -47,7 +46,7 @@ def text(topology: Topology, **options: Any) -> str:
 
     console = Console(width=400, no_color=True)
     with console.capture() as capture:
-        console.print(tree.draw(topology, **options), highlight=False)
+        console.print(tree.draw(topology, **{"names": PciIds(PCI_IDS), **options}), highlight=False)
     return capture.get()
 
 
@@ -169,7 +168,7 @@ def test_the_svg_is_valid_and_self_contained(dgx: Topology) -> None:
 
 
 def test_boxes_are_nested_and_do_not_overlap(dgx: Topology, machine: Machine) -> None:
-    recorded = scan(Host(sysfs=machine("hwloc-8ve") / "sys"))
+    recorded = scan(machine("hwloc-8ve"))
     for topology in (dgx, recorded):
         boxes = arrange(build_tree(topology), with_holders=True)
         assert_no_overlap(boxes)

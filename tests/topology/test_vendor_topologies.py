@@ -1,4 +1,4 @@
-"""Topology files of real GPU machines, converted to trees: the nearest devices are those of the vendor's documents."""
+"""Recorded topology files of real GPU machines: the nearest devices are those of the vendor's documents."""
 
 from __future__ import annotations
 
@@ -8,25 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from conftest import RECORDED
 from dra_agent.host import Host
 from dra_agent.simulate import build
 from dra_agent.topology import DeviceKind, Distance, PciFunction, Topology, scan
-from topology.xml_trees import from_lstopo, from_nccl
+from topology.conftest import Machine
 
 
 @pytest.fixture
-def vendor_host(tmp_path: Path) -> Callable[[str, Callable[[Path, Path], None]], Topology]:
-    def build(name: str, make: Callable[[Path, Path], None]) -> Topology:
-        xml = RECORDED / name
-        if not xml.exists():
-            pytest.skip(f"topology file {name} is not available ({xml})")
-        make(xml, tmp_path / "sys")
-        topology = scan(Host(sysfs=tmp_path / "sys"), distances=True)
+def vendor_host(machine: Machine) -> Callable[[str], Topology]:
+    def read(name: str) -> Topology:
+        topology = scan(machine(name), distances=True)
         assert topology.problems == ()
         return topology
 
-    return build
+    return read
 
 
 def of_kind(topology: Topology, kind: DeviceKind) -> list[PciFunction]:
@@ -45,8 +40,8 @@ def nearest(topology: Topology, device: PciFunction, others: list[PciFunction]) 
     return [address for address, distance in distances.items() if distance is levels[least]]
 
 
-def test_dgx2_has_nested_pairs_of_gpus(vendor_host: Callable[..., Topology]) -> None:
-    topology = vendor_host("hwloc-nvidiaDGX2.xml", from_lstopo)
+def test_dgx2_has_nested_pairs_of_gpus(vendor_host: Callable[[str], Topology]) -> None:
+    topology = vendor_host("hwloc-dgx2")
     gpus = of_kind(topology, DeviceKind.GPU)
     assert len(gpus) == 16
     # The documented topology: two GPUs per switch, two of these below another switch, two of those per socket.
@@ -67,8 +62,8 @@ def test_dgx2_has_nested_pairs_of_gpus(vendor_host: Callable[..., Topology]) -> 
     assert sum(device.class_ == "0x068000" for device in topology.devices) >= 6, "NVSwitches are found, as other"
 
 
-def test_mi300x_has_a_nic_for_each_gpu(vendor_host: Callable[..., Topology]) -> None:
-    topology = vendor_host("rccl-mi300x-8gpu-8nic.xml", from_nccl)
+def test_mi300x_has_a_nic_for_each_gpu(vendor_host: Callable[[str], Topology]) -> None:
+    topology = vendor_host("rccl-mi300x")
     gpus, nics = of_kind(topology, DeviceKind.GPU), of_kind(topology, DeviceKind.NIC)
     assert (len(gpus), len(nics)) == (8, 8)
     assert {gpu.class_ for gpu in gpus} == {"0x120000"}, "the class is accelerator, by the vendor it is a GPU"
@@ -81,8 +76,8 @@ def test_mi300x_has_a_nic_for_each_gpu(vendor_host: Callable[..., Topology]) -> 
     assert all(gpu.link and (gpu.link.generation, gpu.link.width) == (5, 16) for gpu in gpus)
 
 
-def test_azure_ndv5_pairs_each_gpu_with_one_nic(vendor_host: Callable[..., Topology]) -> None:
-    topology = vendor_host("Azure-ndv5-topo.xml", from_nccl)
+def test_azure_ndv5_pairs_each_gpu_with_one_nic(vendor_host: Callable[[str], Topology]) -> None:
+    topology = vendor_host("azure-ndv5")
     gpus, nics = of_kind(topology, DeviceKind.GPU), of_kind(topology, DeviceKind.NIC)
     pairs = {gpu.pci_address: nearest(topology, gpu, nics) for gpu in gpus}
     assert pairs == {
@@ -92,8 +87,8 @@ def test_azure_ndv5_pairs_each_gpu_with_one_nic(vendor_host: Callable[..., Topol
     assert Counter(topology.distances.values()) == {Distance.PIX: 8, Distance.NODE: 48, Distance.SYS: 64}
 
 
-def test_aws_p4d_has_two_gpus_and_a_nic_per_switch(vendor_host: Callable[..., Topology]) -> None:
-    topology = vendor_host("aws-p4d-24xl-topo.xml", from_nccl)
+def test_aws_p4d_has_two_gpus_and_a_nic_per_switch(vendor_host: Callable[[str], Topology]) -> None:
+    topology = vendor_host("aws-p4d")
     switches: dict[str | None, Counter[DeviceKind]] = {}
     for device in topology.relevant:
         switches.setdefault(device.pcie_switch, Counter())[device.kind] += 1
@@ -104,19 +99,19 @@ def test_aws_p4d_has_two_gpus_and_a_nic_per_switch(vendor_host: Callable[..., To
 
 
 RECORDED_IN = {
-    "dgx-2": ("hwloc-nvidiaDGX2.xml", from_lstopo, 16),
-    "mi300x": ("rccl-mi300x-8gpu-8nic.xml", from_nccl, 16),
-    "azure-ndv5": ("Azure-ndv5-topo.xml", from_nccl, 16),
-    "aws-p4d": ("aws-p4d-24xl-topo.xml", from_nccl, 12),
+    "dgx-2": ("hwloc-dgx2", 16),
+    "mi300x": ("rccl-mi300x", 16),
+    "azure-ndv5": ("azure-ndv5", 16),
+    "aws-p4d": ("aws-p4d", 12),
 }
 
 
 @pytest.mark.parametrize("profile", RECORDED_IN)
 def test_a_profile_has_the_addresses_nodes_and_links_of_its_recording(
-    profile: str, vendor_host: Callable[..., Topology], tmp_path: Path
+    profile: str, vendor_host: Callable[[str], Topology], tmp_path: Path
 ) -> None:
-    name, make, count = RECORDED_IN[profile]
-    recorded = vendor_host(name, make)
+    name, count = RECORDED_IN[profile]
+    recorded = vendor_host(name)
     simulated = scan(Host(sysfs=build(profile, tmp_path / "host").sysfs), distances=True).by_address
     compared = 0
     for device in recorded.relevant:

@@ -369,9 +369,7 @@ class Agent:
             with garbage_collection.paused():
                 from dra_agent.agent.standalone_mode import StandaloneMode
 
-            mode = StandaloneMode(
-                self._config, self._liveness, reports.metrics, self._reload, reports.tracer, on_drain_change
-            )
+            mode = StandaloneMode(self._config, self._liveness, reports.metrics, self._reload, on_drain_change)
         else:
             with garbage_collection.paused():
                 from dra_agent.agent.kubernetes_mode import KubernetesMode
@@ -384,7 +382,6 @@ class Agent:
                 leadership=self._leadership,
                 on_status_change=self._notify_status,
                 claim_pods=reports.claim_pods,
-                tracer=reports.tracer,
                 on_drain_change=on_drain_change,
             )
         self._parts.mode = mode

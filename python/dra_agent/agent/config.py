@@ -23,7 +23,6 @@ from dra_agent.driver_root import AUTO
 from dra_agent.errors import UsageError
 from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
-from dra_agent.otlp.settings import OtlpSettings
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.recording import named_recording
 from dra_agent.telemetry.settings import TelemetrySettings
@@ -101,7 +100,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     health: HealthSettings = HealthSettings()
     claims: ClaimSettings = ClaimSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
-    otlp: OtlpSettings = OtlpSettings()
 
     @property
     def node(self) -> str:
@@ -116,12 +114,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def names_claims_in_metrics(self) -> bool:
-        """Whether metrics have series of claims: `claim_labels`, or whether only permitted clients can read them.
-
-        Without a metrics address only the export reads them, which leaves such series out where they are not permitted.
-        """
+        """Whether /metrics has series of claims: `claim_labels`, or whether only permitted clients can read them."""
         labels = self.telemetry.claim_labels
-        return labels == "on" or (labels == "auto" and not (self.metrics_address and self.is_metrics_address_open))
+        return labels == "on" or (labels == "auto" and not self.is_metrics_address_open)
 
     @property
     def claim_status_families(self) -> frozenset[str] | None:
@@ -222,6 +217,8 @@ class LoadedConfig(msgspec.Struct, frozen=True):
     """The file that was read."""
     file_lines: dict[str, str]
     """FILE:LINE by the keys that the file sets (`health.fatal`)."""
+    ignored: tuple[ConfigProblem, ...]
+    """Keys of earlier versions in the file."""
 
     def origin(self, key: str) -> str:
         """Return the origin of a key's value; "default" if it is not set."""
@@ -303,9 +300,11 @@ def load(
         file.check_rules(config.driver_name)
     if problems:
         raise ConfigError(sorted(problems, key=lambda one: (one.line is None, one.line or 0)))
-    places = {} if file is None else {key: file.place(key) for key in file.set_keys}
+    if file is None:
+        return LoadedConfig(config, origins, None, {}, ())
+    places = {key: file.place(key) for key in file.set_keys}
     lines = {key: origin if line is None else f"{origin}:{line}" for key, (origin, line) in places.items()}
-    return LoadedConfig(config, origins, None if file is None else file.path, lines)
+    return LoadedConfig(config, origins, file.path, lines, tuple(file.ignored))
 
 
 def _check_for_start(config: Config, check: Callable[[str, Callable[[str], object]], None]) -> None:
@@ -314,28 +313,10 @@ def _check_for_start(config: Config, check: Callable[[str, Callable[[str], objec
         from dra_agent.reclaim.signals.http import MetadataService
 
         check("reclaim.endpoint", lambda place: MetadataService(config.reclaim.endpoint))
-    _check_otlp(config, check)
     if config.pod_uid and not config.standalone:
         from dra_agent.agent.rolling_update import check_uid
 
         check("pod_uid", lambda place: check_uid(config.pod_uid))
-
-
-def _check_otlp(config: Config, check: Callable[[str, Callable[[str], object]], None]) -> None:
-    otlp = config.otlp
-    if otlp.endpoint:
-        from dra_agent.otlp.endpoint import parse_endpoint
-
-        check("otlp.endpoint", lambda place: parse_endpoint(otlp.endpoint, place))
-        if not otlp.metrics and not otlp.traces:
-            check("otlp.endpoint", _refuse_without_signal)
-    if otlp.attributes:
-        from dra_agent.otlp.endpoint import check_attributes
-
-        check("otlp.attributes", lambda place: check_attributes(otlp.attributes, place))
-    for one, other in (("client_cert", "client_key"), ("client_key", "client_cert")):
-        if getattr(otlp, one) is not None and getattr(otlp, other) is None:
-            check(f"otlp.{one}", partial(_refuse_without, f"otlp.{other}"))
 
 
 def _derived(
@@ -401,12 +382,6 @@ def watched_file(args: argparse.Namespace, environment: Mapping[str, str] | None
 
 def _refuse_without(other: str, where: str) -> None:
     raise UsageError(f"it is set, and {other} is not", where=where, hint="set both for TLS, or none")
-
-
-def _refuse_without_signal(where: str) -> None:
-    raise UsageError(
-        "there is nothing to export: metrics and traces are false", where=where, hint="set one of them, or no endpoint"
-    )
 
 
 def listen_address(text: str, flag: str = "--metrics-address") -> tuple[str, int]:

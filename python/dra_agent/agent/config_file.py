@@ -26,6 +26,12 @@ MAX_FILE_BYTES = 1 << 20
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
 _RULE = re.compile(r"(inventory\.\w+)\[(\d+)\]")
 _RULE_PLACE = "configuration, "
+REMOVED_KEYS = {
+    "otlp": ("no longer used: the agent exports nothing", "let the collector scrape /metrics, and remove the section"),
+}
+"""Top-level keys of earlier versions, each with a message and what to do.
+
+They are ignored with a warning: the file of an earlier version must not stop the agent at an upgrade."""
 
 
 class ConfigFile:
@@ -37,6 +43,8 @@ class ConfigFile:
         self.problems: list[ConfigProblem] = []
         self.config = Config()
         """The valid values of the file; an invalid one is as if it were not set, so that the rest is checked too."""
+        self.ignored: list[ConfigProblem] = []
+        """Keys of earlier versions."""
         self.set_keys: frozenset[str] = frozenset()
         """The keys that the file sets, such as `health.fatal`; an array of tables is one key."""
         self._lines: TomlLines | None = None
@@ -103,6 +111,11 @@ class ConfigFile:
         for written, value in values.items():
             name = written.replace("-", "_")
             key = above + name
+            if key in REMOVED_KEYS:
+                origin, line = self.place(key)
+                message, hint = REMOVED_KEYS[key]
+                self.ignored.append(ConfigProblem(origin, message, key, line, hint))
+                continue
             if name not in known:
                 self._add_unknown(above, written, known)
                 continue
@@ -240,7 +253,7 @@ class FieldError(msgspec.Struct, frozen=True):
 
 def validate(value: dict[str, Any]) -> list[FieldError]:
     """Return the errors for which the API server would reject a resource.k8s.io/v1 object."""
-    return msgspec.json.decode(_native.validate_object(msgspec.json.encode(value)), type=list[FieldError])
+    return msgspec.json.decode(_native.validate_object(msgspec.json.encode(value)), type=list[FieldError])  # noqa: TID251 - the response of the Rust part
 
 
 def validation_messages(value: dict[str, Any]) -> list[str]:

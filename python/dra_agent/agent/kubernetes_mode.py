@@ -14,7 +14,7 @@ from dra_agent.agent.feature_file import FeatureFile
 from dra_agent.agent.leadership import Leadership
 from dra_agent.agent.liveness import LivenessMonitor, MonitoredThread
 from dra_agent.agent.node_labels import NodeLabels
-from dra_agent.agent.preparer_stack import KubernetesStack, continuing_spans
+from dra_agent.agent.preparer_stack import KubernetesStack
 from dra_agent.agent.status_reporter import StatusReporter
 from dra_agent.errors import AgentError
 from dra_agent.inventory.model import Inventory
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from dra_agent.agent.setup_taints import SetupTaints
     from dra_agent.binding.service import BindingService
     from dra_agent.metrics.registry import Metrics
-    from dra_agent.otlp.spans import Tracer
     from dra_agent.reclaim.pod_notices import PodNotices
     from dra_agent.telemetry.claim_pods import ClaimPods
 
@@ -63,7 +62,6 @@ class KubernetesMode:
         leadership: Leadership,
         on_status_change: Callable[[], None],
         claim_pods: ClaimPods | None = None,
-        tracer: Tracer | None = None,
         on_drain_change: Callable[[], None] = lambda: None,
     ) -> None:
         """`leadership` decides which agent publishes.
@@ -100,7 +98,6 @@ class KubernetesMode:
             self._claims,
             health=True,
             metrics=metrics,
-            tracer=tracer,
             registered=self._registered,
         )
 
@@ -199,7 +196,7 @@ class KubernetesMode:
 
             self._claims.pod_notices.set_result(PodNotices(PodClient(api), ledger, self._config.driver_name))
         requested = stack.requested(preparer)
-        self._plugin.serve(continuing_spans(requested, self._plugin.span_of), device_state.published_health)
+        self._plugin.serve(requested, device_state.published_health)
         claims.start(requested.unprepare)
         await self._listen_to_operators(claims)
         self._labels = self._start_labels(api, device_state)

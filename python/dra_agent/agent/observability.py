@@ -1,4 +1,4 @@
-"""What an agent reports about itself and its devices: probes, metrics, telemetry, and their export.
+"""What an agent reports about itself and its devices: probes, metrics and telemetry.
 
 Modules of what the configuration turns off are not imported.
 """
@@ -22,9 +22,7 @@ from dra_agent.inventory.model import Inventory
 from dra_agent.prepare.ledger import JournalLedger
 
 if TYPE_CHECKING:
-    from dra_agent.agent.otlp_export import OtlpExport
     from dra_agent.metrics.registry import Metrics
-    from dra_agent.otlp.spans import Tracer
     from dra_agent.telemetry.claim_pods import ClaimPods
 
 log = logging.getLogger(__name__)
@@ -48,19 +46,13 @@ class Observability:
         self._liveness = liveness
         self._readiness = readiness
         self._closing = closing
-        self._otlp: OtlpExport | None = None
         self.metrics: Metrics | None = None
         """The metrics of requests; None if none are wanted."""
         self.claim_pods: ClaimPods | None = None
         """Which pods use a claim; None without telemetry, or without a kubelet."""
 
-    @property
-    def tracer(self) -> Tracer | None:
-        """The recorder of spans; None if none are wanted."""
-        return None if self._otlp is None else self._otlp.tracer
-
     def serve(self) -> None:
-        """Serve probes and metrics, and export metrics and spans; before the start has any part."""
+        """Serve probes and metrics; before the start has any part."""
         config = self._config
         if config.telemetry.interval and not config.standalone:
             from dra_agent.telemetry.claim_pods import ClaimPods
@@ -68,16 +60,8 @@ class Observability:
             self.claim_pods = ClaimPods()
         if config.health_address:
             self._serve_probes()
-        if config.otlp.endpoint:
-            from dra_agent.agent.otlp_export import OtlpExport
-
-            self._otlp = OtlpExport(config)
-        if config.metrics_address or self._otlp is not None:
+        if config.metrics_address:
             self.metrics = self._collect()
-        if self._otlp is not None and self.metrics is not None:
-            self._otlp.start(self.metrics, self._parts.entries)
-            self._closing.add("the export to OpenTelemetry", self._otlp.stop)
-        if config.metrics_address and self.metrics is not None:
             self._serve_metrics(self.metrics)
 
     async def sample(self, device_state: DeviceState, ledger: JournalLedger, is_newest: Callable[[], bool]) -> None:

@@ -23,10 +23,7 @@ class Parts:
     device_state: DeviceState | None = None
     specs: SpecDirectory | None = None
 
-    def entries(self) -> list[LedgerEntry]:
-        """Return the claims in the ledger."""
-        return [] if self.ledger is None else self.ledger.entries()
-
     def prepared(self) -> list[LedgerEntry]:
         """Return the claims that are prepared."""
-        return [entry for entry in self.entries() if entry.state == "completed"]
+        entries = [] if self.ledger is None else self.ledger.entries()
+        return [entry for entry in entries if entry.state == "completed"]

@@ -6,7 +6,6 @@ Each line states why the decorator is where it is. The decorators know only the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,29 +14,19 @@ from dra_agent.prepare import ClaimPreparer, Preparer
 
 if TYPE_CHECKING:
     from dra_agent.metrics.registry import Metrics
-    from dra_agent.otlp.spans import Span, Tracer
     from dra_agent.prepare.ledger import JournalLedger
     from dra_agent.reclaim.kubernetes import NodeDrain
     from dra_agent.reclaim.service import ReclaimService
     from dra_agent.status import ClaimStatusWriter, EventRecorder
     from dra_agent.status.orphaned_claims import OrphanedClaims
 
-# A mode imports only its own decorators: standalone mode loads no modules of Kubernetes, and nothing loads spans that
-# are not recorded.
+# A mode imports only its own decorators: standalone mode loads no modules of Kubernetes.
 
 
-def standalone(
-    preparer: ClaimPreparer, monitor: CallMonitor, metrics: Metrics | None, tracer: Tracer | None
-) -> ClaimPreparer:
-    """Return the preparer of standalone mode; `tracer`: None: claims have no spans."""
+def standalone(preparer: ClaimPreparer, monitor: CallMonitor, metrics: Metrics | None) -> ClaimPreparer:
+    """Return the preparer of standalone mode."""
     # Next to the preparer: what is counted and monitored is its work alone.
-    preparer = InstrumentedPreparer(preparer, monitor, metrics)
-    if tracer is not None:
-        from dra_agent.otlp.preparer import TracedPreparer
-
-        # Around everything: a span covers all that the claim waits for.
-        preparer = TracedPreparer(preparer, tracer)
-    return preparer
+    return InstrumentedPreparer(preparer, monitor, metrics)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +70,3 @@ class KubernetesStack:
         preparer = GatedPreparer(preparer, self.reclaim, self.ledger, self.drain)
         # Around both: the error about a holder leaves with the hint how to release it.
         return HolderCheckingPreparer(preparer, self.orphaned)
-
-
-def continuing_spans(preparer: ClaimPreparer, span_of: Callable[[str], Span | None] | None) -> ClaimPreparer:
-    """Return the preparer for the kubelet's calls; `span_of` returns a call's span by claim, None: there are none."""
-    if span_of is None:
-        return preparer
-    from dra_agent.otlp.preparer import ResumingPreparer
-
-    # Around everything: all phases of the claim belong to the span of its call, on every thread.
-    return ResumingPreparer(preparer, span_of)

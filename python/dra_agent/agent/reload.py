@@ -46,7 +46,7 @@ class Reload:
         """`config`: the current configuration. `read`: reads flags, variables and file again, may raise AgentError."""
         self.effective = config
         """The configuration in effect."""
-        self.status = ReloadStatus(True, time.time(), checksum(config))
+        self.status = ReloadStatus(True, time.time(), checksum(config))  # noqa: TID251 - a moment that is exported as a metric
         self._loaded = config
         self._read = read
         self._apply: Callable[[Config], None] = lambda config: None
@@ -107,7 +107,7 @@ class Reload:
             return
         before, self.effective, self._loaded = self.effective, effective, config
         restart = tuple(key for key in changed_keys(effective, config) if not is_reloadable(key))
-        self.status = ReloadStatus(True, time.time(), checksum(config), (), restart)
+        self.status = ReloadStatus(True, time.time(), checksum(config), (), restart)  # noqa: TID251 - a moment that is exported as a metric
         logs.set_up(effective.log_level, effective.log_format)
         # The line about a new level is part of the log if either level shows it.
         logs.write(

@@ -221,7 +221,7 @@ class InstanceRegistry:
                         hint="stop it, or set another uid for this one",
                     )
                 order = place
-            elif not _is_running(path) and time.time() - path.stat().st_mtime > EXPIRE_AFTER_S:
+            elif not _is_running(path) and time.time() - path.stat().st_mtime > EXPIRE_AFTER_S:  # noqa: TID251 - age of a file: modification times are wall time
                 path.unlink()
         order = last + 1 if order is None else order
         handle = os.open(self._folder / _name(order, uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

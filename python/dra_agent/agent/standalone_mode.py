@@ -26,7 +26,6 @@ from dra_agent.standalone.service import StandaloneService
 
 if TYPE_CHECKING:
     from dra_agent.metrics.registry import Metrics
-    from dra_agent.otlp.spans import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -42,18 +41,13 @@ class StandaloneMode:
         liveness: LivenessMonitor,
         metrics: Metrics | None,
         reload: Reload,
-        tracer: Tracer | None = None,
         on_drain_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`reload` has the configuration in effect. `tracer`: None: claims have no spans.
-
-        `on_drain_change` is called when `draining` may have changed.
-        """
+        """`reload` has the configuration in effect. `on_drain_change` is called when `draining` may have changed."""
         self._config = config
         self._liveness = liveness
         self._metrics = metrics
         self._reload = reload
-        self._tracer = tracer
         self._on_drain_change = on_drain_change
         self._service: StandaloneService | None = None
         self._reclaim: ReclaimService | None = None
@@ -79,7 +73,7 @@ class StandaloneMode:
             node=config.node,
             driver=config.driver_name,
             devices=device_state,
-            preparer=preparer_stack.standalone(preparer, self._liveness, self._metrics, self._tracer),
+            preparer=preparer_stack.standalone(preparer, self._liveness, self._metrics),
             allocator=ClusterAllocator(),
             validate=validation_messages,
         )

@@ -20,18 +20,26 @@ def check(args: argparse.Namespace) -> int:
     if args.file is not None:
         args.config = Path("/dev/stdin") if str(args.file) == "-" else args.file
     problems: tuple[ConfigProblem, ...] = ()
+    ignored: tuple[ConfigProblem, ...] = ()
     file = args.config
     try:
-        file = load(args).file
+        loaded = load(args)
+        file, ignored = loaded.file, loaded.ignored
     except ConfigError as error:
         if any(problem.is_unreadable for problem in error.problems):
             raise
         problems = error.problems
     named = str(file or DEFAULT_FILE)
     if args.output != "table":
-        emit({"file": named, "valid": not problems, "problems": [_as_json(one) for one in problems]}, args.output)
+        found = {
+            "file": named,
+            "valid": not problems,
+            "problems": [_as_json(one) for one in problems],
+            "ignored": [_as_json(one) for one in ignored],
+        }
+        emit(found, args.output)
         return 1 if problems else 0
-    for problem in problems:
+    for problem in (*problems, *ignored):
         print(problem)
     if not problems:
         print(f"{named}: no problems" if file is not None else "no file; flags and variables: no problems")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dra_agent.cli.output import ID_FORMATS, add_output_flag, emit, emit_ids, prints_names
-from dra_agent.cli.parser import add_group_examples, examples
+from dra_agent.cli.parser import Parser, add_group_examples, examples
 from dra_agent.cli.table import table
 from dra_agent.cli.terminal import progress
 
@@ -55,22 +55,22 @@ class CheckedFile:
     warnings: tuple[str, ...]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Declare the subcommands and their flags."""
     from dra_agent.agent.config import add_flags
 
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = actions.add_parser(
-        "list", help="show the claims that have a spec, with their CDI ids", epilog=examples(*_LIST_EXAMPLES)
+    parser.add_commands(dest="action", metavar="ACTION")
+    listing = parser.add_command(
+        "list", "show the claims that have a spec, with their CDI ids", epilog=examples(*_LIST_EXAMPLES)
     )
-    show = actions.add_parser(
+    show = parser.add_command(
         "show",
-        help="show the changes to a container for claims or CDI ids, and the commands that start one",
+        "show the changes to a container for claims or CDI ids, and the commands that start one",
         epilog=examples(*_SHOW_EXAMPLES),
     )
-    attempt = actions.add_parser(
+    attempt = parser.add_command(
         "try",
-        help="start a temporary container with claims or CDI ids, and show its devices",
+        "start a temporary container with claims or CDI ids, and show its devices",
         epilog=examples(*_TRY_EXAMPLES),
     )
     for action in (show, attempt):
@@ -80,9 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="CLAIM",
             help="a claim, as NAME, NAMESPACE/NAME or uid, or a CDI id (vendor/class=name)",
         )
-    validate = actions.add_parser(
+    validate = parser.add_command(
         "validate",
-        help="list the files that a container runtime refuses, and why",
+        "list the files that a container runtime refuses, and why",
         epilog=examples(*_VALIDATE_EXAMPLES),
     )
     validate.add_argument(

@@ -16,7 +16,7 @@ from dra_agent.cli.flags import (
     add_watch_flag,
 )
 from dra_agent.cli.output import add_output_flag
-from dra_agent.cli.parser import add_group_examples, examples
+from dra_agent.cli.parser import Parser, add_group_examples, examples
 
 if TYPE_CHECKING:
     from dra_agent.cli.object_names import ObjectName
@@ -51,16 +51,16 @@ _EXAMPLES = {
 """Arguments and effect, by verb."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Define the verbs."""
     from dra_agent.cli.connection import add_connection_flags
 
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    apply = _add_verb(verbs, "apply", "create DeviceClasses and ResourceClaims")
-    listing = _add_verb(verbs, "list", "show every claim")
-    get = _add_verb(verbs, "get", "show claims and their CDI ids")
-    wait = _add_verb(verbs, "wait", "wait until claims are prepared; exit 1 if that does not happen in time")
-    delete = _add_verb(verbs, "delete", "release claims, or delete DeviceClasses")
+    parser.add_commands(dest="verb", metavar="VERB")
+    apply = _add_verb(parser, "apply", "create DeviceClasses and ResourceClaims")
+    listing = _add_verb(parser, "list", "show every claim")
+    get = _add_verb(parser, "get", "show claims and their CDI ids")
+    wait = _add_verb(parser, "wait", "wait until claims are prepared; exit 1 if that does not happen in time")
+    delete = _add_verb(parser, "delete", "release claims, or delete DeviceClasses")
 
     add_filename_flags(apply, "DeviceClasses and ResourceClaims", required=True)
     add_dry_run_flag(apply)
@@ -87,19 +87,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for verb in (apply, listing, get, wait, delete):
         add_connection_flags(verb)
         add_output_flag(verb, cdi=verb is not delete)
-    claim_run.add_verb(verbs)
-    claims.add_verbs(verbs)
+    claim_run.add_verb(parser)
+    claims.add_verbs(parser)
     add_group_examples(parser)
 
 
 _NAME = "NAME, NAMESPACE/NAME or uid"
 
 
-def _add_verb(
-    verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str
-) -> argparse.ArgumentParser:
+def _add_verb(parser: Parser, name: str, summary: str) -> Parser:
     epilog = examples(*((f"claim {name} {arguments}".strip(), effect) for arguments, effect in _EXAMPLES[name]))
-    return verbs.add_parser(name, help=summary, epilog=epilog)
+    return parser.add_command(name, summary, epilog=epilog)
 
 
 def run(args: argparse.Namespace) -> int:

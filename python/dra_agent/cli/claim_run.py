@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.api_object import DEFAULT_NAMESPACE
-from dra_agent.cli.parser import examples
+from dra_agent.cli.parser import Parser, examples
 from dra_agent.errors import AgentError, RetryableError, UsageError
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ class _SignalledError(Exception):
         self.number = number
 
 
-def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_verb(parser: Parser) -> None:
     """Define the flags."""
     from dra_agent.cli.connection import add_connection_flags
     from dra_agent.cli.flags import add_filename_flags, add_timeout_flag
 
-    parser = verbs.add_parser(
+    parser = parser.add_command(
         "run",
-        help="run a command with the devices of a new claim, and release it afterwards",
+        "run a command with the devices of a new claim, and release it afterwards",
         description=DESCRIPTION,
         epilog=examples(*_EXAMPLES) + _CODES,
     )

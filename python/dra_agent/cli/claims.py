@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dra_agent.cli.flags import add_namespace_flags, add_watch_flag, chosen_namespace, in_namespace
 from dra_agent.cli.output import add_output_flag
-from dra_agent.cli.parser import examples
+from dra_agent.cli.parser import Parser, examples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,39 +50,39 @@ _RELEASE_EXAMPLES = (
 _OLD_RELEASE_EXAMPLES = (("claims release team-a/train", "as `dra-agent claim release`"),)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Define the flags of the earlier spelling."""
     parser.epilog = examples(*_OLD_EXAMPLES) + EPILOG
     parser.add_argument("--usage", action="store_true", help="the memory that each claim uses now on its devices")
     parser.add_argument("--simulate", metavar="PROFILE", help="with --usage: the simulated host that the agent runs on")
     _add_holder_flags(parser)
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=False)
-    release = _add_release(verbs, _OLD_RELEASE_EXAMPLES)
-    for action in release._actions:
+    parser.add_commands(dest="verb", metavar="VERB", required=False)
+    release = _add_release(parser, _OLD_RELEASE_EXAMPLES)
+    for action in release.arguments:
         if action.option_strings and action.dest not in ("help", "force"):
             action.default = argparse.SUPPRESS
 
 
-def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_verbs(parser: Parser) -> None:
     """Define the verbs of `dra-agent claim` about devices that claims hold."""
     from dra_agent.cli.connection import add_connection_flags
 
-    holders = verbs.add_parser(
+    holders = parser.add_command(
         "holders",
-        help="show each device that a claim holds, of this host or of a cluster",
+        "show each device that a claim holds, of this host or of a cluster",
         epilog=examples(*_HOLDERS_EXAMPLES) + EPILOG,
     )
     _add_holder_flags(holders)
-    usage = verbs.add_parser(
+    usage = parser.add_command(
         "usage",
-        help="show the memory that each claim uses now on its devices",
+        "show the memory that each claim uses now on its devices",
         epilog=examples(*_USAGE_EXAMPLES) + USAGE_EPILOG,
     )
     usage.add_argument("--simulate", metavar="PROFILE", help="the simulated host that the agent runs on")
     add_namespace_flags(usage, default="every namespace", every=True)
     add_connection_flags(usage, cluster=True)
     add_output_flag(usage)
-    _add_release(verbs, _RELEASE_EXAMPLES)
+    _add_release(parser, _RELEASE_EXAMPLES)
 
 
 def _add_holder_flags(parser: argparse.ArgumentParser) -> None:
@@ -95,14 +95,12 @@ def _add_holder_flags(parser: argparse.ArgumentParser) -> None:
     add_output_flag(parser, cdi=True)
 
 
-def _add_release(
-    verbs: argparse._SubParsersAction[argparse.ArgumentParser], shown: tuple[tuple[str, str], ...]
-) -> argparse.ArgumentParser:
+def _add_release(parser: Parser, shown: tuple[tuple[str, str], ...]) -> Parser:
     from dra_agent.cli.connection import add_connection_flags
 
-    release = verbs.add_parser(
+    release = parser.add_command(
         "release",
-        help="release a prepared claim that no longer exists",
+        "release a prepared claim that no longer exists",
         description=RELEASE,
         epilog=f"{examples(*shown)}\n{RELEASE_CODES}",
     )

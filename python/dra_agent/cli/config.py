@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dra_agent.cli.output import add_output_flag
-from dra_agent.cli.parser import add_group_examples, examples
+from dra_agent.cli.parser import Parser, add_group_examples, examples
 
 if TYPE_CHECKING:
     from dra_agent.manifests import LoadedObject
@@ -25,37 +25,37 @@ _VALIDATE_EXAMPLES = examples(
 _SCHEMA_EXAMPLES = examples(("config schema > schema.json", "the JSON schema of every kind, for editors"))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Define the verbs."""
     from dra_agent.agent.config import add_flags
 
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    check = verbs.add_parser(
+    parser.add_commands(dest="verb", metavar="VERB")
+    check = parser.add_command(
         "check",
-        help="check the agent's configuration; exit 1 if it is invalid, 2 if the file is unreadable",
+        "check the agent's configuration; exit 1 if it is invalid, 2 if the file is unreadable",
         epilog=_CHECK_EXAMPLES,
     )
     check.add_argument("file", nargs="?", type=Path, help="the TOML file; - reads from a pipe; default: as --config")
     add_flags(check)
     add_output_flag(check, names=False)
-    show = verbs.add_parser(
-        "show", help="show the values that the agent would start with, and their origins", epilog=_SHOW_EXAMPLES
+    show = parser.add_command(
+        "show", "show the values that the agent would start with, and their origins", epilog=_SHOW_EXAMPLES
     )
     show.add_argument("-a", "--all", action="store_true", help="show also defaults")
     add_flags(show)
     add_output_flag(show)
-    keys = verbs.add_parser(
-        "keys", help="list every key of the agent's configuration, and how a change takes effect", epilog=_KEYS_EXAMPLES
+    keys = parser.add_command(
+        "keys", "list every key of the agent's configuration, and how a change takes effect", epilog=_KEYS_EXAMPLES
     )
     add_output_flag(keys)
-    validate = verbs.add_parser(
-        "validate", help="check files; exit 1 if one is invalid, 2 if one is unreadable", epilog=_VALIDATE_EXAMPLES
+    validate = parser.add_command(
+        "validate", "check files; exit 1 if one is invalid, 2 if one is unreadable", epilog=_VALIDATE_EXAMPLES
     )
     validate.add_argument("file", nargs="+", help="claims, templates, classes or bare parameters; - reads from a pipe")
     add_flags(validate, ("driver_name",))
     add_output_flag(validate, names=False)
-    schema = verbs.add_parser(
-        "schema", help="print the JSON schema of every kind of configuration", epilog=_SCHEMA_EXAMPLES
+    schema = parser.add_command(
+        "schema", "print the JSON schema of every kind of configuration", epilog=_SCHEMA_EXAMPLES
     )
     schema.add_argument("-o", "--output", choices=("json", "yaml"), default="json", help="output format")
     add_group_examples(parser)

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from dra_agent.cli.output import add_output_flag
-from dra_agent.cli.parser import examples
+from dra_agent.cli.parser import Parser, examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,13 +26,13 @@ EPILOG = examples(
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Define the flags."""
     from dra_agent.agent.config import HOST_FLAGS, add_flags
 
     parser.epilog = EPILOG
     parser.add_argument("-a", "--all", action="store_true", help="also show the checks that passed")
-    writes = parser.add_mutually_exclusive_group()
+    writes = parser.add_exclusive_flags()
     writes.add_argument(
         "--record",
         metavar="DIR",
@@ -140,7 +140,6 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
         store_name=FILE,
         kubelet_dir=config.kubelet_dir,
         simulated=config.simulate is not None,
-        otlp=config.otlp,
         kubeconfig=None if config.standalone else config.kubeconfig,
     )
     if config.metrics_address:

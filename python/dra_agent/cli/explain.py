@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dra_agent.api_object import allocation_of, full_name
 from dra_agent.cli.flags import add_dump_flag, add_filename_flags, add_namespace_flags, add_timeout_flag
 from dra_agent.cli.output import add_output_flag
-from dra_agent.cli.parser import examples
+from dra_agent.cli.parser import Parser, examples
 from dra_agent.printable import printable
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ NO_SLICES = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Declare the flags of this subcommand."""
     from dra_agent.cli.connection import add_connection_flags
 
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_namespace_flags(parser, default="that of the kubeconfig's context")
     add_filename_flags(parser, "ResourceClaims, a Pod or a workload to explain, with templates and DeviceClasses")
     add_dump_flag(parser)
-    files = parser.add_argument_group(
+    files = parser.add_flag_group(
         "without an agent", "files as kubectl prints them, YAML or JSON; each may be repeated"
     )
     files.add_argument(

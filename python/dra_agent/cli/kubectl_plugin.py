@@ -5,6 +5,10 @@ kubectl runs the program `kubectl-dra` for it. No agent is needed on the machine
 
 from __future__ import annotations
 
+import argparse
+import io
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -69,11 +73,11 @@ def build_parser() -> Parser:
     """Build the parser of the plugin."""
     parser = Parser(prog=PROGRAM, description="Shows devices and claims of Dynamic Resource Allocation in a cluster.")
     parser.add_argument("--version", action="version", version=f"kubectl-dra {revision.describe()}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    parser.add_commands(dest="command", metavar="COMMAND")
     parsers = {
-        name: commands.add_parser(
+        name: parser.add_command(
             name,
-            help=summary,
+            summary,
             description=f"{summary[0].upper()}{summary[1:]}.",
             epilog=examples(*_EXAMPLES[name], program=PROGRAM),
         )
@@ -97,9 +101,9 @@ def build_parser() -> Parser:
     add_display_flags(parsers["top"])
     add_cluster_flags(parsers["top"])
     parsers["top"].set_defaults(all_nodes=True)
-    verbs = parsers["reclaim"].add_subparsers(dest="verb", metavar="VERB", required=True)
-    status = verbs.add_parser(
-        "status", help=_SUMMARIES["reclaim"], epilog=examples(*_EXAMPLES["reclaim"], program=PROGRAM)
+    parsers["reclaim"].add_commands(dest="verb", metavar="VERB")
+    status = parsers["reclaim"].add_command(
+        "status", _SUMMARIES["reclaim"], epilog=examples(*_EXAMPLES["reclaim"], program=PROGRAM)
     )
     status.add_argument("node", nargs="?", metavar="NODE", help="NAME or node/NAME; without, every node")
     for command in (parsers["claims"], explain, parsers["capacity"], parsers["top"], parsers["topology"], status):
@@ -122,15 +126,43 @@ def _complete(words: Sequence[str]) -> int:
     Names of objects are not among them. Source: k8s.io/kubectl pkg/cmd/plugin/plugin_completion.go, and the
     ShellCompDirective of github.com/spf13/cobra.
     """
-    from dra_agent.cli.completion import DIRECTORIES, FILES, candidates
+    import argcomplete
 
-    default, no_files, directories = 0, 4, 16
+    from dra_agent.cli.completion import Candidates, ValueCompleter
+
+    files, no_files, directories = 0, 4, 16
     directive = no_files
-    for candidate in candidates(build_parser(), words, names=lambda kind, words: ()):
-        if candidate.word in (FILES, DIRECTORIES):
-            directive = default if candidate.word == FILES else directories
-        else:
-            print("\t".join(filter(None, candidate)))
+
+    class Completer(ValueCompleter):
+        """Lets kubectl's script complete paths, and reads nothing."""
+
+        def files(self, prefix: str) -> Candidates:
+            nonlocal directive
+            directive = files
+            return {}
+
+        def directories(self, prefix: str) -> Candidates:
+            nonlocal directive
+            directive = directories
+            return {}
+
+        def names(self, kind: str, args: argparse.Namespace) -> Candidates:
+            return {}
+
+    # As the script of argcomplete for fish, whose candidates are not quoted either.
+    line = shlex.join(("kubectl-dra", *words[:-1])) + f" {shlex.quote(words[-1]) if words and words[-1] else ''}"
+    os.environ |= {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": "fish", "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
+    os.environ |= {"_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_DFS": "\t", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    candidates = io.StringIO()
+    argcomplete.autocomplete(
+        build_parser(),
+        always_complete_options=False,
+        exit_method=lambda code: None,
+        output_stream=candidates,
+        default_completer=Completer(),
+    )
+    for candidate in filter(None, candidates.getvalue().split("\n")):
+        print(candidate.rstrip("\t"))
     print(f":{directive}")
     return 0
 

@@ -19,6 +19,8 @@ from dra_agent.errors import AgentError
 
 SERVICES = ("run", "webhook")
 DEBUG = "DRA_AGENT_DEBUG"
+COMPLETION = "_ARGCOMPLETE"
+"""Set by the scripts of `dra-agent completion`, which want candidates and not a command."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """Error numbers of a write to a full disk."""
 
@@ -75,6 +77,10 @@ def _internal(error: Exception) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if COMPLETION in os.environ:
+        from dra_agent.cli import completion
+
+        completion.answer()
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     if chosen in SERVICES:
         # Before slow imports: the first process of a container cannot be stopped until it handles signals.

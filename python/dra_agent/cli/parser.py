@@ -9,7 +9,7 @@ import argparse
 import importlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from dra_agent import revision
@@ -52,25 +52,72 @@ _CHOICE = re.compile(r"(?:argument (?P<argument>.+?): )?invalid choice: '(?P<giv
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Leaves descriptions as they are, and has room for the longest command."""
+    """Leaves descriptions as they are, and has room for long flags."""
 
     def __init__(self, prog: str, **keywords: Any) -> None:
         super().__init__(prog, **{"max_help_position": 28, **keywords})
 
-    def add_argument(self, action: argparse.Action) -> None:
-        """Make room for the names of commands, which argparse counts without their indentation."""
-        super().add_argument(action)
-        if isinstance(action, argparse._SubParsersAction):
-            longest = max(map(len, action.choices), default=0) + self._current_indent + self._indent_increment
-            self._action_max_length = max(self._action_max_length, longest)
+
+class FlagGroup:
+    """Flags of a parser that belong together."""
+
+    def __init__(self, parser: Parser, add: Callable[..., argparse.Action]) -> None:
+        self._parser = parser
+        self._add = add
+
+    def add_argument(self, *names: str, **keywords: Any) -> None:
+        """Define a flag as `ArgumentParser.add_argument` does."""
+        self._parser.arguments.append(self._add(*names, **keywords))
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that names the nearest flag or command where it refuses one."""
+    """A parser that names the nearest flag or command where it refuses one.
+
+    argparse does not list what was defined, so `arguments` and `commands` do: pages, completion and messages use them.
+    """
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
+        self.arguments: list[argparse.Action] = []
+        """Flags and positional arguments in the order of their definition."""
+        self.commands: dict[str, Parser] = {}
+        """The commands below this one, in the order of the help."""
+        self.summaries: dict[str, str] = {}
+        """A line about each of `commands`."""
+        self._add_parser: Callable[..., Parser] | None = None
         keywords.setdefault("formatter_class", _HelpFormatter)
         super().__init__(*args, **keywords)
+
+    @property
+    def flags(self) -> dict[str, argparse.Action]:
+        """Every spelling of a flag, short ones too."""
+        return {spelling: action for action in self.arguments for spelling in action.option_strings}
+
+    def add_argument(self, *names: Any, **keywords: Any) -> argparse.Action:
+        """Define an argument as argparse does."""
+        action = super().add_argument(*names, **keywords)
+        self.arguments.append(action)
+        return action
+
+    def add_flag_group(self, title: str, description: str | None = None) -> FlagGroup:
+        """Return a group of flags with its own title in the help."""
+        return FlagGroup(self, self.add_argument_group(title, description).add_argument)
+
+    def add_exclusive_flags(self) -> FlagGroup:
+        """Return a group of flags of which a command line can have one."""
+        return FlagGroup(self, self.add_mutually_exclusive_group().add_argument)
+
+    def add_commands(self, dest: str, metavar: str, *, required: bool = True) -> None:
+        """Let commands follow, the chosen one in `dest`; `add_command` defines them."""
+        self._add_parser = self.add_subparsers(dest=dest, metavar=metavar, required=required).add_parser
+
+    def add_command(self, name: str, summary: str, **keywords: Any) -> Parser:
+        """Define a command below this one, after `add_commands`."""
+        if self._add_parser is None:
+            raise TypeError(f"{self.prog} takes no commands")
+        command = self._add_parser(name, help=summary, **keywords)
+        self.commands[name] = command
+        self.summaries[name] = summary
+        return command
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does; flags that are unknown are refused by the command that they were given to."""
@@ -79,18 +126,18 @@ class Parser(argparse.ArgumentParser):
             flag = unknown[0].partition("=")[0]
             if not flag.startswith("-"):
                 self.error(f"unexpected argument: {flag}")
-            self.error(f"unknown flag: {flag}{_did_you_mean(flag, self._option_string_actions)}")
+            self.error(f"unknown flag: {flag}{_did_you_mean(flag, self.flags)}")
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         """Print the usage, the message and the nearest choice, and exit with 2; without a command, the whole help."""
         if (found := _CHOICE.match(message)) is not None:
-            choices = [str(choice) for action in self._actions for choice in action.choices or ()]
-            if subcommands(self):
+            choices = [str(choice) for action in self.arguments for choice in action.choices or ()]
+            if self.commands:
                 # `help` and `version` are commands elsewhere.
-                choices += self._option_string_actions
+                choices += [*self.commands, *self.flags]
             message += _did_you_mean(found["given"], choices) or self._verbs_called(found["given"])
-        if message.startswith(_MISSING) and subcommands(self):
+        if message.startswith(_MISSING) and self.commands:
             self.print_help(sys.stderr)
             self.exit(2, f"\n{self.prog}: error: {message}\n")
         super().error(message)
@@ -117,12 +164,12 @@ def build_parser(only: str | None = None) -> Parser:
         description="Makes the accelerators of this host claimable, with Kubernetes or without.",
         epilog=f"{examples(*_EXAMPLES)}\n{EPILOG}",
     )
-    parser.add_argument("--version", action="version", version=f"dra-agent {revision.describe()}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    parser.add_argument("-V", "--version", action="version", version=f"dra-agent {revision.describe()}")
+    parser.add_commands(dest="command", metavar="COMMAND")
     for name, summary in COMMANDS.items():
-        subparser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        command = parser.add_command(name, summary, description=summary[0].upper() + summary[1:] + ".")
         if only in (None, name):
-            importlib.import_module(f"dra_agent.cli.{name}").add_arguments(subparser)
+            importlib.import_module(f"dra_agent.cli.{name}").add_arguments(command)
     return parser
 
 
@@ -131,30 +178,16 @@ def examples(*lines: tuple[str, str], program: str = PROGRAM) -> str:
     return "\n".join(["examples:", *(f"  # {effect}\n  {program} {arguments}" for arguments, effect in lines), ""])
 
 
-def add_group_examples(parser: argparse.ArgumentParser) -> None:
+def add_group_examples(parser: Parser) -> None:
     """Set the epilog of a command that only has further commands: the first example of each of them."""
-    found = (re.search(r"^  # .*\n  .*", child.epilog or "", re.MULTILINE) for child in subcommands(parser).values())
+    found = (re.search(r"^  # .*\n  .*", child.epilog or "", re.MULTILINE) for child in parser.commands.values())
     first = [example[0] for example in found if example is not None]
     parser.epilog = "\n".join(["examples:", *first[:MAX_GROUP_EXAMPLES], ""])
 
 
-def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return the commands below a parser by name, in the order of its help; empty for one without."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return dict(action.choices)
-    return {}
-
-
-def flags_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """Return the flags of a command, short ones too."""
-    return dict(parser._option_string_actions)
-
-
-def leaves(parser: argparse.ArgumentParser, path: Sequence[str] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves(parser: Parser, path: Sequence[str] = ()) -> Iterator[tuple[tuple[str, ...], Parser]]:
     """Yield every command that has no further ones below it: its words and its parser."""
-    below = subcommands(parser)
-    if not below:
+    if not parser.commands:
         yield tuple(path), parser
-    for name, child in below.items():
+    for name, child in parser.commands.items():
         yield from leaves(child, (*path, name))

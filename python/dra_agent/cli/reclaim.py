@@ -13,7 +13,7 @@ from typing import Any
 from dra_agent.cli import terminal
 from dra_agent.cli.flags import seconds
 from dra_agent.cli.output import add_output_flag
-from dra_agent.cli.parser import add_group_examples, examples
+from dra_agent.cli.parser import Parser, add_group_examples, examples
 
 WATCH_INTERVAL_S = 0.5
 """Seconds between two queries of `status --watch`."""
@@ -37,12 +37,12 @@ _STATUS_EXAMPLES = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Define the verbs."""
     from dra_agent.cli.connection import add_connection_flags
 
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    start = verbs.add_parser("start", help="release every claim of this host", epilog=examples(*_START_EXAMPLES))
+    parser.add_commands(dest="verb", metavar="VERB")
+    start = parser.add_command("start", "release every claim of this host", epilog=examples(*_START_EXAMPLES))
     start.add_argument(
         "--in",
         dest="seconds",
@@ -53,13 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     start.add_argument("--hint", action="store_true", help="only prevent new claims")
     start.add_argument("-y", "--yes", action="store_true", help="start without confirmation on a terminal")
     start.add_argument("--why", default="", metavar="TEXT", help="reason that is shown in events and status")
-    cancel = verbs.add_parser("cancel", help="cancel it", epilog=examples(*_CANCEL_EXAMPLES))
+    cancel = parser.add_command("cancel", "cancel it", epilog=examples(*_CANCEL_EXAMPLES))
     cancel.add_argument(
         "--all", action="store_true", dest="everything", help="also dismiss the signals of clouds and other sources"
     )
-    status = verbs.add_parser(
+    status = parser.add_command(
         "status",
-        help="show the active signals, their sources and the health of each source",
+        "show the active signals, their sources and the health of each source",
         epilog=examples(*_STATUS_EXAMPLES),
     )
     status.add_argument(

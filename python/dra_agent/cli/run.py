@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from dra_agent import garbage_collection
 from dra_agent.cli.parser import examples
+
+if TYPE_CHECKING:
+    from dra_agent.agent.config import Config, LoadedConfig
 
 EPILOG = examples(
     ("run --standalone", "store and allocate claims without Kubernetes"),
@@ -30,12 +34,13 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from dra_agent.agent import logs, signals
-    from dra_agent.agent.config import load_config, watched_file
+    from dra_agent.agent.config import load, watched_file
     from dra_agent.agent.rolling_update import check_uid
     from dra_agent.kube_client.config import NoClusterError, load_client_config
 
     received = signals.install()
-    config = load_config(args)
+    loaded = load(args)
+    config = loaded.config
     access = None
     if not config.standalone:
         # Checked before anything is changed on the host: Kubernetes mode needs an API server.
@@ -46,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         except NoClusterError as error:
             raise NoClusterError(error.message, hint=f"{error.hint}, or run without Kubernetes: --standalone") from None
     logs.set_up(config.log_level, config.log_format)
+    _log_ignored(loaded)
     if access is not None and access.insecure and access.server.startswith("https://"):
         logging.getLogger(__name__).warning(
             "the certificate of the API server is not verified",
@@ -55,8 +61,13 @@ def run(args: argparse.Namespace) -> int:
         from dra_agent.agent.agent import Agent
         from dra_agent.agent.reload import Reload
 
+    def read_again() -> Config:
+        loaded = load(args)
+        _log_ignored(loaded)
+        return loaded.config
+
     async def live() -> list[str]:
-        agent = Agent(config, received, Reload(config, lambda: load_config(args)), watched_file(args))
+        agent = Agent(config, received, Reload(config, read_again), watched_file(args))
         await agent.run()
         return agent.hung_calls
 
@@ -67,3 +78,10 @@ def run(args: argparse.Namespace) -> int:
         logging.shutdown()
         os._exit(0)
     return 0
+
+
+def _log_ignored(loaded: LoadedConfig) -> None:
+    import logging
+
+    for ignored in loaded.ignored:
+        logging.getLogger(__name__).warning("setting of an earlier version ignored", extra={"reason": str(ignored)})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from dra_agent.cli.output import add_output_flag
-from dra_agent.cli.parser import add_group_examples, examples
+from dra_agent.cli.parser import Parser, add_group_examples, examples
 
 MAX_NUMBER = (1 << 31) - 1
 """Numbers of NVML and of the kernel have 32 bits."""
@@ -42,16 +42,14 @@ def _examples(action: str) -> str:
     return examples(*((f"simulate {action} {arguments}", effect) for arguments, effect in _EXAMPLES[action]))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the actions."""
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    profiles = actions.add_parser(
-        "profiles", help="list the machines that can be simulated", epilog=_examples("profiles")
-    )
+    parser.add_commands(dest="action", metavar="ACTION")
+    profiles = parser.add_command("profiles", "list the machines that can be simulated", epilog=_examples("profiles"))
     add_output_flag(profiles)
 
-    build = actions.add_parser(
-        "build", help="make a directory a simulated host; repairs an existing one", epilog=_examples("build")
+    build = parser.add_command(
+        "build", "make a directory a simulated host; repairs an existing one", epilog=_examples("build")
     )
     build.add_argument(
         "profile",
@@ -61,23 +59,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("root", metavar="ROOT", type=Path, help="the directory")
 
     for name, summary in (("unplug", "unplug a device"), ("replug", "plug an unplugged device in again")):
-        action = _add_action(actions, name, summary)
+        action = _add_action(parser, name, summary)
         action.add_argument("device", metavar="TARGET", help=_DEVICE)
 
-    xid = _add_action(actions, "xid", "raise an XID on an NVIDIA GPU")
+    xid = _add_action(parser, "xid", "raise an XID on an NVIDIA GPU")
     xid.add_argument("device", metavar="TARGET", help=_DEVICE)
     xid.add_argument(
         "number", metavar="NUMBER", type=positive_number, help="as NVIDIA's driver logs them: 48, 63, 79, ..."
     )
     _add_instance(xid)
 
-    recovery = _add_action(actions, "recovery", "let NVIDIA's driver request a recovery of a GPU")
+    recovery = _add_action(parser, "recovery", "let NVIDIA's driver request a recovery of a GPU")
     recovery.add_argument("device", metavar="TARGET", help=_DEVICE)
     recovery.add_argument(
         "recovery_action", choices=_RECOVERY_ACTIONS, metavar="ACTION", help=", ".join(_RECOVERY_ACTIONS)
     )
 
-    fabric = _add_action(actions, "fabric", "set the registration of an NVIDIA GPU with its NVLink fabric")
+    fabric = _add_action(parser, "fabric", "set the registration of an NVIDIA GPU with its NVLink fabric")
     fabric.add_argument("device", metavar="TARGET", help=_DEVICE)
     fabric.add_argument("state", choices=("not-started", "in-progress", "completed"), help="its state")
     fabric.add_argument("--status", type=positive_number, default=0, metavar="N", help="NVML's error number")
@@ -91,11 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
     reset = _add_action(
-        actions, "reset", "reset an NVIDIA GPU: MIG instances are removed, a pending MIG mode takes effect"
+        parser, "reset", "reset an NVIDIA GPU: MIG instances are removed, a pending MIG mode takes effect"
     )
     reset.add_argument("device", metavar="TARGET", help=_DEVICE)
 
-    process = _add_action(actions, "process", "let a process compute on an NVIDIA GPU, or end it")
+    process = _add_action(parser, "process", "let a process compute on an NVIDIA GPU, or end it")
     process.add_argument("pid", metavar="PID", type=positive_number, help="its PID; no such process is started")
     process.add_argument("--device", metavar="TARGET", help="the GPU that it uses; without it, the process ends")
     process.add_argument("--memory", metavar="MIB", type=positive_number, default=1024, help="its GPU memory; 1024")
@@ -112,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_instance(process)
 
-    load = _add_action(actions, "load", "let an NVIDIA GPU play the load of a file by time, or end it")
+    load = _add_action(parser, "load", "let an NVIDIA GPU play the load of a file by time, or end it")
     load.add_argument("device", metavar="TARGET", help=_DEVICE)
     load.add_argument(
         "schedule",
@@ -123,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_instance(load)
 
-    hang = _add_action(actions, "hang", "make NVML calls hang, or take longer")
+    hang = _add_action(parser, "hang", "make NVML calls hang, or take longer")
     _add_call(hang)
     hang.add_argument(
         "--milliseconds",
@@ -132,7 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="return after that time; without it, hang until `clear`",
     )
 
-    latency = _add_action(actions, "latency", "set the duration of NVML calls; 0 without flags")
+    latency = _add_action(parser, "latency", "set the duration of NVML calls; 0 without flags")
     latency.add_argument("--init", type=positive_number, default=0, metavar="MS", help="nvmlInit, for each GPU")
     latency.add_argument(
         "--gpu-start",
@@ -145,14 +143,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--call", action="append", default=[], type=_call_time, metavar="FUNCTION=MS", help="a function; repeatable"
     )
 
-    fail = _add_action(actions, "fail", "make NVML calls fail")
+    fail = _add_action(parser, "fail", "make NVML calls fail")
     _add_call(fail)
     fail.add_argument("--code", type=positive_number, default=999, metavar="N", help="NVML's error number; default 999")
     fail.add_argument("--milliseconds", type=positive_number, default=0, metavar="N", help="fail after that time")
     fail.add_argument("--times", type=positive_number, metavar="N", help="number of calls that fail; all without it")
     _add_after(fail)
 
-    kernel = _add_action(actions, "kernel", "make writes to an attribute of a device hang, take longer or fail")
+    kernel = _add_action(parser, "kernel", "make writes to an attribute of a device hang, take longer or fail")
     kernel.add_argument("device", metavar="TARGET", help=_DEVICE)
     kernel.add_argument("attribute", metavar="ATTRIBUTE", help="driver_override, unbind, drivers_probe, ...")
     kernel.add_argument("--errno", type=positive_number, metavar="N", help="fail with this error number (16 is EBUSY)")
@@ -164,7 +162,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="return after that time; without it and --errno, hang until `clear`",
     )
 
-    kill = _add_action(actions, "kill", "end the process that makes an NVML call, as kill -9 does")
+    kill = _add_action(parser, "kill", "end the process that makes an NVML call, as kill -9 does")
     _add_call(kill)
     kill.add_argument(
         "--agent", action="store_true", help="and its parent: the agent, which runs the library in a child process"
@@ -172,7 +170,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kill.add_argument("--times", type=positive_number, default=1, metavar="N", help="number of calls; default 1")
     _add_after(kill)
 
-    _add_action(actions, "clear", "end hangs, delays, failures and kills")
+    _add_action(parser, "clear", "end hangs, delays, failures and kills")
     add_group_examples(parser)
 
 
@@ -292,10 +290,8 @@ _NO_INSTANCE = 0xFFFF_FFFF
 _DEVICE = "PCI address, UUID or number of an NVIDIA GPU, or name of an interface or RDMA device"
 
 
-def _add_action(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str
-) -> argparse.ArgumentParser:
-    action = actions.add_parser(name, help=summary, epilog=_examples(name))
+def _add_action(parser: Parser, name: str, summary: str) -> Parser:
+    action = parser.add_command(name, summary, epilog=_examples(name))
     action.add_argument("root", metavar="ROOT", type=Path, help="the simulated host's directory")
     return action
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dra_agent.cli.output import add_output_flag, prints_names
-from dra_agent.cli.parser import examples
+from dra_agent.cli.parser import Parser, examples
 from dra_agent.cli.top_cluster import add_cluster_flags
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ utilization at most.
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Define the flags."""
     from dra_agent.cli.connection import add_connection_flags
 

@@ -11,6 +11,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dra_agent.cli.parser import Parser
+
 if TYPE_CHECKING:
     from dra_agent.cli.top_endpoints import DirectAccess, Endpoint, Reading
     from dra_agent.cli.top_tables import NodeValues, Shown
@@ -24,9 +26,9 @@ _OTHER_AGENTS = "name other namespaces with --agent-namespace, or the addresses 
 _DIRECT_FLAGS = ("metrics_ca", "metrics_server_name", "metrics_token_file")
 
 
-def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
+def add_cluster_flags(parser: Parser) -> None:
     """Define the flags that choose agents and protect the connections to them."""
-    group = parser.add_argument_group("agents of a cluster")
+    group = parser.add_flag_group("agents of a cluster")
     group.add_argument("--node", metavar="NODE", help="only the agents of this node")
     group.add_argument(
         "--agent-namespace",

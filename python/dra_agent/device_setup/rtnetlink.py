@@ -364,7 +364,7 @@ def _is(link: Any, request: MoveRequest, hardware_address: str) -> bool:
 
 def main() -> None:
     """Process one request."""
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=MoveRequest | RestoreRequest | Describe | Reset)
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=MoveRequest | RestoreRequest | Describe | Reset)  # noqa: TID251 - the child's request, from the agent
     if isinstance(request, MoveRequest):
         done = move(request)
     elif isinstance(request, RestoreRequest):

@@ -14,7 +14,6 @@ from dra_agent.cdi.registry import DEFAULT_DIRECTORIES
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Inventory
-from dra_agent.otlp.settings import OtlpSettings
 from dra_agent.topology import Topology
 
 TIMEOUT_S = 5.0
@@ -117,8 +116,6 @@ class CheckContext:
     """The agent's own; None: not configured, as in a pod or in standalone mode."""
     endpoint: EndpointFiles | None = None
     """None: no metrics address is configured."""
-    otlp: OtlpSettings | None = None
-    """The export to OpenTelemetry."""
     restart_keys: tuple[str, ...] = ()
     """Changed keys of the configuration that wait for a restart of the agent."""
     telemetry_interval_s: float = 0.0

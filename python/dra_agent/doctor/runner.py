@@ -9,7 +9,6 @@ import msgspec
 from dra_agent import revision
 from dra_agent.doctor.api_server import check_kubeconfig
 from dra_agent.doctor.cdi import check_cdi
-from dra_agent.doctor.collector import check_collector
 from dra_agent.doctor.conflicts import check_conflicts
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.devices import check_device_nodes, check_devices, check_permissions
@@ -51,7 +50,6 @@ CHECKS: dict[str, Check] = {
     "other drivers": check_conflicts,
     "telemetry": check_telemetry,
     "metrics": check_endpoint,
-    "OpenTelemetry": check_collector,
     "kernel": check_kernel,
 }
 

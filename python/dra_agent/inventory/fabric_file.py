@@ -86,9 +86,9 @@ class FabricFile:
             problem = self._problem_at(None, f"it cannot be read: {error.strerror}", _HINT)
         except InvalidDocumentError as error:
             problem = self._problem_at(error.line, f"it is not used: {error}", _HINT)
-        except ValueError as error:  # a NUL in the path
+        except ValueError:  # whose text depends on the version of Python
             version = None
-            problem = self._problem_at(None, f"it cannot be read: {error}", _HINT)
+            problem = self._problem_at(None, "it cannot be read: a path has no NUL character", _HINT)
         self._version, self._problem = version, problem
         if document != self._document:
             self._document = document

@@ -44,7 +44,7 @@ class ExecCredentials(msgspec.Struct, frozen=True):
 
     def is_valid(self) -> bool:
         """Whether they will not expire within a minute."""
-        return self.expires is None or time.time() < self.expires - RENEW_BEFORE_S
+        return self.expires is None or time.time() < self.expires - RENEW_BEFORE_S  # noqa: TID251 - credentials expire at a moment of the wall clock
 
 
 class _Status(msgspec.Struct, rename="camel"):

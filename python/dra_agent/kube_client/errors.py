@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from time import time
+from time import time  # noqa: TID251 - Retry-After can be a date
 from typing import Any, NamedTuple
 
 from dra_agent.errors import PermanentError, RetryableError

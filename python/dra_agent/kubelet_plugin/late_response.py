@@ -31,7 +31,7 @@ def respond(context: Any, response: bytes) -> None:
     """Send the response of a call; its handler must then end with AnsweredError."""
     status = _status()
     assert status is not None
-    status(context._rpc_event, context._state, response)
+    status(context._rpc_event, context._state, response)  # noqa: SLF001 - gRPC has no public way to answer a call early
 
 
 @cache

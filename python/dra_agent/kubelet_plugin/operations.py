@@ -6,7 +6,6 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any, ClassVar
 
 import msgspec
@@ -18,6 +17,7 @@ from dra_agent.errors import AgentError, RetryableError
 from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor, ClaimSlot
 from dra_agent.kubelet_plugin.claim_fetch import fetch, fetch_on_thread
 from dra_agent.kubelet_plugin.interfaces import ClaimSource, PluginMetrics
+from dra_agent.kubelet_plugin.proto import dra_v1_pb2 as messages
 from dra_agent.prepare import ClaimPreparer
 
 FETCH_SHARE = 0.75
@@ -66,8 +66,8 @@ class Operation(ABC):
     """What is done to the claim, for messages."""
 
     @abstractmethod
-    def response(self, messages: ModuleType, results: dict[str, Result]) -> Any:
-        """Return the response in the version of `messages`."""
+    def response(self, results: dict[str, Result]) -> Any:
+        """Return the response to the kubelet."""
 
     @abstractmethod
     async def on_loop(self, claim: ClaimRef, deadline_s: float, tried: AgentError | None) -> Sequence[ClaimDevice]:
@@ -100,14 +100,14 @@ class Prepare(Operation):
         self._preparer = preparer
         self._metrics = metrics
 
-    def response(self, messages: ModuleType, results: dict[str, Result]) -> Any:
+    def response(self, results: dict[str, Result]) -> Any:
         """See Operation."""
         response = messages.NodePrepareResourcesResponse()
         for uid, result in results.items():
             if isinstance(result, AgentError):
                 response.claims[uid].error = _text(result)
             else:
-                response.claims[uid].devices.extend(_device(messages, item) for item in result)
+                response.claims[uid].devices.extend(_device(item) for item in result)
         return response
 
     async def on_loop(self, claim: ClaimRef, deadline_s: float, tried: AgentError | None) -> Sequence[ClaimDevice]:
@@ -144,7 +144,7 @@ class Unprepare(Operation):
         self._executor = executor
         self._preparer = preparer
 
-    def response(self, messages: ModuleType, results: dict[str, Result]) -> Any:
+    def response(self, results: dict[str, Result]) -> Any:
         """See Operation."""
         response = messages.NodeUnprepareResourcesResponse()
         for uid, result in results.items():
@@ -176,7 +176,7 @@ def _key(claim: Object) -> bytes:
     return msgspec.json.encode(claim["status"]["allocation"])
 
 
-def _device(messages: ModuleType, item: ClaimDevice) -> Any:
+def _device(item: ClaimDevice) -> messages.Device:
     return messages.Device(
         request_names=item.requests,
         pool_name=item.pool,

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import grpc
 
@@ -26,9 +26,6 @@ from dra_agent.kubelet_plugin.registration import Registration, RegistrationStat
 from dra_agent.kubelet_plugin.service import DraService
 from dra_agent.kubelet_plugin.sockets import SocketFile, SocketPaths, remove_abandoned, sockets_of_instances
 from dra_agent.prepare import ClaimPreparer
-
-if TYPE_CHECKING:
-    from dra_agent.otlp.spans import Span, Tracer
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +62,6 @@ class KubeletPlugin:
         health: bool = False,
         resend_after_s: float = RESEND_AFTER_S,
         metrics: PluginMetrics | None = None,
-        tracer: Tracer | None = None,
         registered: Callable[[RegistrationStatus], None] = lambda state: None,
     ) -> None:
         """`health`: whether `serve` will get a health source; it is advertised to the kubelet before.
@@ -78,7 +74,7 @@ class KubeletPlugin:
         self._metrics = metrics
         self._on_registered = registered
         self.executor = ClaimExecutor(MAX_THREADS)
-        self._service = DraService(claims, self.executor, metrics, tracer)
+        self._service = DraService(claims, self.executor, metrics)
         self._registration = Registration(driver, paths.service, health=health, on_status=self._on_status)
         self.health = HealthService(resend_after_s=resend_after_s) if health else None
         # An error of `submit` would end gRPC's serving thread, and no call would have a response any more
@@ -107,14 +103,6 @@ class KubeletPlugin:
     def in_flight(self) -> list[str]:
         """Return the work in progress."""
         return self.executor.in_flight
-
-    @property
-    def span_of(self) -> Callable[[str], Span | None] | None:
-        """Returns by a claim's uid the span of the call that works on it on another thread; None: without spans.
-
-        The preparer that `serve` gets continues these spans: `otlp.preparer.ResumingPreparer`.
-        """
-        return self._service.span_of
 
     async def open(self) -> None:
         """Listen and register; retry on failures."""
@@ -177,7 +165,7 @@ class KubeletPlugin:
         replaced = before or (None,) * len(self._paths.distinct)
         files = tuple(SocketFile(path, was) for path, was in zip(self._paths.distinct, replaced, strict=True))
         server = grpc.server(self._calls, options=_OPTIONS)
-        server.add_generic_rpc_handlers((self._registration.handler(self._other_calls), *self._service.handlers()))
+        server.add_generic_rpc_handlers((self._registration.handler(self._other_calls), self._service.handler()))
         if self.health is not None:
             server.add_generic_rpc_handlers(tuple(self.health.handlers(self._other_calls)))
         try:

@@ -57,12 +57,12 @@ def submit(start: Callable[[Callable[[], object]], object], run: Any, arguments:
     ):
         return None
     respond, event, state, behavior, _, deserializer, serializer = arguments
-    received = server._receive_message(state, event.call, deserializer)
+    received = server._receive_message(state, event.call, deserializer)  # noqa: SLF001 - gRPC has no public way to read a request with its call
 
     def request() -> Any:
         with state.condition:
             found, state.request = state.request, None
-            return None if state.client == server._CANCELLED else found
+            return None if state.client == server._CANCELLED else found  # noqa: SLF001 - gRPC has no public way to read a request with its call
 
     def begin(batch: Any) -> Any:
         result = received(batch)
@@ -74,15 +74,15 @@ def submit(start: Callable[[Callable[[], object]], object], run: Any, arguments:
                 event.call.cancel()
             return result
         with state.condition:
-            if state.client == server._CLOSED and not state.statused:
+            if state.client == server._CLOSED and not state.statused:  # noqa: SLF001 - gRPC has no public way to read a request with its call
                 details = f'"{event.call_details.method.decode()}" requires exactly one request message.'
-                server._abort(state, event.call, server.cygrpc.StatusCode.unimplemented, details.encode())
+                server._abort(state, event.call, server.cygrpc.StatusCode.unimplemented, details.encode())  # noqa: SLF001 - gRPC has no public way to read a request with its call
         return result
 
     # gRPC holds the lock; the entry in `due` keeps the state until the batch has ended.
     with state.condition:
         event.call.start_server_batch((server.cygrpc.ReceiveMessageOperation(0),), begin)
-        state.due.add(server._RECEIVE_MESSAGE_TOKEN)
+        state.due.add(server._RECEIVE_MESSAGE_TOKEN)  # noqa: SLF001 - gRPC has no public way to read a request with its call
     return _COUNTED
 
 
@@ -94,6 +94,6 @@ def _server() -> Any:
         function = getattr(server, name, None)
         if function is None or list(inspect.signature(function).parameters) != parameters:
             return None
-    if not all(hasattr(server, name) for name in _CONSTANTS) or not vars(server._RPCState()).keys() >= _STATE:
+    if not all(hasattr(server, name) for name in _CONSTANTS) or not vars(server._RPCState()).keys() >= _STATE:  # noqa: SLF001 - gRPC has no public way to read a request with its call
         return None
     return server

@@ -17,7 +17,7 @@ from dra_agent.kubelet_plugin.proto import pluginregistration_pb2 as messages
 log = logging.getLogger(__name__)
 
 KIND = "DRAPlugin"
-DRA_SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+DRA_SERVICES = ("v1.DRAPlugin",)
 HEALTH_SERVICES = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 """Services as they are advertised: not the names on the wire. The kubelet uses the first of each that it supports."""
 
@@ -70,7 +70,7 @@ class Registration:
         return self._info
 
     async def _notify(self, request: messages.RegistrationStatus) -> messages.RegistrationStatusResponse:
-        self.state = RegistrationStatus(request.plugin_registered, request.error, time.time())
+        self.state = RegistrationStatus(request.plugin_registered, request.error, time.time())  # noqa: TID251 - a moment that people are shown
         if request.plugin_registered:
             log.info("registered with the kubelet", extra={"driver": self._info.name})
         else:

@@ -1,4 +1,4 @@
-"""The DRAPlugin service: prepare and unprepare for the kubelet, in both versions, which differ in nothing but names.
+"""The DRAPlugin service: prepare and unprepare for the kubelet.
 
 A response has exactly the claims of the request, each with its devices or its own error.
 
@@ -13,9 +13,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import grpc
 
@@ -29,12 +28,8 @@ from dra_agent.kubelet_plugin.claim_fetch import UnreadError
 from dra_agent.kubelet_plugin.handlers import Context, RefusedError, abort, check_decoded, decoder, service, wait_for
 from dra_agent.kubelet_plugin.interfaces import ClaimSource, PluginMetrics
 from dra_agent.kubelet_plugin.operations import Operation, PendingPreparer, Prepare, Result, Unprepare
-from dra_agent.kubelet_plugin.proto import dra_v1_pb2, dra_v1beta1_pb2
+from dra_agent.kubelet_plugin.proto import dra_v1_pb2 as messages
 from dra_agent.prepare import ClaimPreparer
-
-if TYPE_CHECKING:
-    from dra_agent.kubelet_plugin.traced import CallTracing
-    from dra_agent.otlp.spans import Span, Tracer
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +39,12 @@ SPARE_S = 0.5
 MAX_CLAIMS = 1000
 """Claims in a call, many times what a pod can have: a larger one would block the event loop."""
 
-_VERSIONS: tuple[ModuleType, ...] = (dra_v1_pb2, dra_v1beta1_pb2)
-
 
 class _Call:
     """A call of the kubelet, for its log and its response."""
 
-    def __init__(self, operation: Operation, messages: ModuleType, number: int) -> None:
+    def __init__(self, operation: Operation, number: int) -> None:
         self._operation = operation
-        self._messages = messages
         self._number = number
         self._began = time.perf_counter()
 
@@ -69,7 +61,7 @@ class _Call:
                     "seconds": round(time.perf_counter() - self._began, 4),
                 },
             )
-        return self._operation.response(self._messages, results)
+        return self._operation.response(results)
 
     def failed(self, claim: ClaimRef, error: BaseException) -> AgentError:
         """Log the error of a claim, and return the one for the kubelet."""
@@ -90,9 +82,8 @@ class DraService:
         claims: ClaimSource,
         executor: ClaimExecutor,
         metrics: PluginMetrics | None = None,
-        tracer: Tracer | None = None,
     ) -> None:
-        """Create it on the event loop. `tracer`: None: calls have no spans, and nothing of them is loaded."""
+        """Create it on the event loop."""
         self._executor = executor
         self._loop = asyncio.get_running_loop()
         self._preparer = PendingPreparer()
@@ -102,43 +93,27 @@ class DraService:
             Prepare(claims, executor, self._preparer, metrics),
             Unprepare(executor, self._preparer),
         )
-        self._tracing: CallTracing | None = None
-        if tracer is not None:
-            from dra_agent.kubelet_plugin.traced import CallTracing
-
-            self._tracing = CallTracing(tracer)
-            self._operations = tuple(map(self._tracing.operation, self._operations))
 
     def set_preparer(self, preparer: ClaimPreparer) -> None:
         """Start to prepare: earlier calls wait for this."""
         self._preparer.set(preparer)
 
-    @property
-    def span_of(self) -> Callable[[str], Span | None] | None:
-        """Returns by a claim's uid the span of the call that works on it on another thread; None: without spans."""
-        return None if self._tracing is None else self._tracing.claims.get
-
-    def handlers(self) -> list[grpc.GenericRpcHandler]:
+    def handler(self) -> grpc.GenericRpcHandler:
         """Return the handlers for a gRPC server."""
-        return [
-            service(messages, "DRAPlugin", {one.method: self._handler(messages, one) for one in self._operations})
-            for messages in _VERSIONS
-        ]
+        return service(messages, "DRAPlugin", {one.method: self._handler(one) for one in self._operations})
 
-    def _handler(self, messages: ModuleType, operation: Operation) -> grpc.RpcMethodHandler[Any, Any]:
+    def _handler(self, operation: Operation) -> grpc.RpcMethodHandler[Any, Any]:
         kind = getattr(messages, f"{operation.method}Request")
 
         def handle(message: Any, context: Context) -> Any:
             check_decoded(message, kind, context)
             if len(message.claims) > MAX_CLAIMS:
                 abort(context, RefusedError(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MAX_CLAIMS} claims"))
-            call = _Call(operation, messages, next(self._numbers))
+            call = _Call(operation, next(self._numbers))
             return self._response(call, operation, message.claims, context)
 
-        service_name = messages.DESCRIPTOR.services_by_name["DRAPlugin"].full_name
-        tracing = self._tracing
         return grpc.unary_unary_rpc_method_handler(
-            handle if tracing is None else tracing.handler(handle, service_name, operation.method),
+            handle,
             request_deserializer=decoder(kind),
             response_serializer=getattr(messages, f"{operation.method}Response").SerializeToString,
         )

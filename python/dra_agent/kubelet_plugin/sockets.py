@@ -186,7 +186,7 @@ def remove_abandoned(paths: Iterable[Path]) -> list[Path]:
     removed = []
     for path in paths:
         with contextlib.suppress(OSError):
-            if time.time() - path.lstat().st_mtime > _ABANDONED_AFTER_S and not _has_listener(path):
+            if time.time() - path.lstat().st_mtime > _ABANDONED_AFTER_S and not _has_listener(path):  # noqa: TID251 - age of a file: modification times are wall time
                 path.unlink()
                 removed.append(path)
     return removed

@@ -48,7 +48,7 @@ class LoadedObject:
 
     def diagnostics(self) -> list[str]:
         """The errors of the object, each as `claim.yaml:14: field: message`."""
-        errors = msgspec.json.decode(_native.validate_object(msgspec.json.encode(self.value)))
+        errors = msgspec.json.decode(_native.validate_object(msgspec.json.encode(self.value)))  # noqa: TID251 - the response of the Rust part
         return [
             f"{self.where(error['field'])}: {error['field'] + ': ' if error['field'] else ''}{error['message']}"
             for error in errors

@@ -7,7 +7,7 @@ claim.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,6 @@ class Metrics:
         for result in ("registered", "refused"):
             self._registrations.labels(result)
         self._registry.register(_Gauges(read))
-        self._follow_phase: Callable[[str, float], None] | None = None
 
     def inflight(self) -> AbstractContextManager[Any]:
         """Count a request while it runs."""
@@ -104,16 +103,6 @@ class Metrics:
     def observe_phase(self, phase: str, seconds: float) -> None:
         """Record the duration of a phase of a request."""
         self._phases.labels(phase).observe(seconds)
-        if self._follow_phase is not None:
-            self._follow_phase(phase, seconds)
-
-    def follow_phases(self, follow: Callable[[str, float], None]) -> None:
-        """Have `follow` called for each phase too, on the thread or in the task that works."""
-        self._follow_phase = follow
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the metrics as `render` has them."""
-        return self._registry.collect()
 
     def add(self, collector: Any) -> None:
         """Add a collector: an object with a `collect` method that yields metrics."""
@@ -194,7 +183,7 @@ class _Gauges:
             yield GaugeMetricFamily(
                 f"{PREFIX}_checkpoint_age_seconds",
                 "Time since the ledger last wrote.",
-                value=max(0.0, time.time() - snapshot.checkpoint_written),
+                value=max(0.0, time.time() - snapshot.checkpoint_written),  # noqa: TID251 - age of a file: modification times are wall time
             )
 
 

@@ -21,13 +21,6 @@ _CLAIM_LABELS = ["namespace", "claim", "device"]
 MAX_CLAIMED_DEVICES = 1024
 """Claims on devices that have series. Claims of whole devices are fewer, but nothing else limits how many share one."""
 
-DEVICE_COUNTERS = frozenset(f"{_DEVICE}_{name}_total" for name in COUNTERS)
-"""Counters of the hardware, which began before this process, and XIDs."""
-XID_COUNTER = f"{_DEVICE}_xid_errors_total"
-"""Counted by the agent, from events of the driver."""
-CLAIM_COUNTERS = frozenset(f"{_CLAIM}_{name}_total" for name in (*COUNTERS, "idle_seconds"))
-"""Counters that survive a restart of the agent."""
-
 
 class TelemetryMetrics:
     """Collector for `Metrics.add`."""

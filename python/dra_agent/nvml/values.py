@@ -79,7 +79,7 @@ class Codec:
             word = ctypes.cast(value, ctypes.c_void_p).value or 0
             return {"p": [self._name(type(value)), self._give(word)]}
         if isinstance(value, _REFERENCE):
-            return {"r": self.encode(value._obj)}  # type: ignore[attr-defined]
+            return {"r": self.encode(value._obj)}  # type: ignore[attr-defined]  # noqa: SLF001 - ctypes has no public way from a reference to its object
         if isinstance(value, _DATA):
             return {"d": [self._name(type(value)), self.content(value)]}
         raise TypeError(f"a {type(value).__name__} cannot leave its process")
@@ -143,7 +143,7 @@ class Codec:
 
 def targets(value: Any) -> Any:
     """Return the object that a call may write: the value, or the target of a reference; None if there is none."""
-    inner = value._obj if isinstance(value, _REFERENCE) else value  # type: ignore[attr-defined]
+    inner = value._obj if isinstance(value, _REFERENCE) else value  # type: ignore[attr-defined]  # noqa: SLF001 - ctypes has no public way from a reference to its object
     return inner if isinstance(inner, _DATA) and not isinstance(inner, _POINTER) else None
 
 

@@ -38,7 +38,7 @@ TRIM_INTERVAL_S = 60.0
 def has_memory_limits(module: Any) -> bool:
     """Return whether the library has the calls."""
     try:
-        module._nvmlGetFunctionPointer("nvmlDeviceSetMemoryLimits_v1")
+        module._nvmlGetFunctionPointer("nvmlDeviceSetMemoryLimits_v1")  # noqa: SLF001 - pynvml has no public way to it
     except module.NVMLError:
         return False
     return True

@@ -5,6 +5,7 @@ The kinds are defined by the vendor set-ups of the agent; none is known here.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -140,6 +141,9 @@ def schema(setups: Iterable[DeviceSetup]) -> dict[str, Any]:
         named = {"apiVersion": {"const": version}, "kind": {"const": kind}}
         part["properties"] = {**named, **part["properties"]}
         part["required"] = [*named, *part.get("required", [])]
+    for part in parts.values():
+        # A docstring, whose lines keep their indentation before Python 3.13.
+        part["description"] = inspect.cleandoc(part["description"])
     return {
         "$schema": DIALECT,
         "title": "Configuration of devices in claims and classes",

@@ -200,7 +200,7 @@ class JournalLedger:
     def get(self, uid: str) -> LedgerEntry | None:
         """Return the entry of a claim."""
         found = _translate_errors(lambda: self._native.get(uid))
-        return None if found is None else msgspec.json.decode(found, type=LedgerEntry)
+        return None if found is None else msgspec.json.decode(found, type=LedgerEntry)  # noqa: TID251 - the response of the Rust part
 
     def current(self, uid: str, deadline: Deadline | None = None) -> LedgerEntry | None:
         """Return the entry of a claim under a new lease: another agent may have changed it since the last one."""
@@ -209,12 +209,12 @@ class JournalLedger:
 
     def entries(self) -> list[LedgerEntry]:
         """Return all entries, ordered by uid."""
-        return msgspec.json.decode(_translate_errors(self._native.entries), type=list[LedgerEntry])
+        return msgspec.json.decode(_translate_errors(self._native.entries), type=list[LedgerEntry])  # noqa: TID251 - the response of the Rust part
 
     @property
     def report(self) -> LedgerReport:
         """What was found at opening, and whether the ledger can be written now."""
-        return msgspec.json.decode(_translate_errors(lambda: self._native.report), type=LedgerReport)
+        return msgspec.json.decode(_translate_errors(lambda: self._native.report), type=LedgerReport)  # noqa: TID251 - the response of the Rust part
 
     def compact(self, *, only_due: bool = True) -> None:
         """Replace a journal that has grown by a snapshot, or try to write again after the disk had failed.

@@ -128,7 +128,7 @@ class _Hold:
         self._deadline = deadline
 
     def __enter__(self) -> None:
-        self._lease._enter(self._deadline)
+        self._lease._enter(self._deadline)  # noqa: SLF001 - another class of this module
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._lease._leave()
+        self._lease._leave()  # noqa: SLF001 - another class of this module

@@ -281,7 +281,7 @@ class _Acquisition:
     def __enter__(self) -> Unlock:
         try:
             for address, name in sorted(self._names.items()):
-                handle, before = self._ownership._claim(self._uid, address, name, self._deadline)
+                handle, before = self._ownership._claim(self._uid, address, name, self._deadline)  # noqa: SLF001 - another class of this module
                 self._locked.append((address, handle, before))
         except BaseException:
             self._restore()
@@ -300,7 +300,7 @@ class _Acquisition:
 
     def _restore(self) -> None:
         for address, handle, before in self._locked:
-            self._ownership._restore(handle, address, before)
+            self._ownership._restore(handle, address, before)  # noqa: SLF001 - another class of this module
         self._unlock()
 
 

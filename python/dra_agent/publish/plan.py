@@ -109,7 +109,7 @@ class Planner:
             if name not in by_name or name in named:
                 continue
             if owner not in (by_name[name].metadata.get("ownerReferences") or ()):
-                writes.append(Write("update", msgspec.json.decode(slice_), "belongs to another Node object"))
+                writes.append(Write("update", msgspec.json.decode(slice_), "belongs to another Node object"))  # noqa: TID251 - slices that the API server returned and the client decoded
         if not writes:
             self._published_fingerprint = request.fingerprint
         complete = [self._complete(write, by_name, owner) for write in writes]
@@ -223,7 +223,7 @@ class Planner:
         sent, stored = self._adopted.get(slice_name(drawn), (None, None))
         if sent is None:
             return drawn
-        slice_ = msgspec.json.decode(drawn)
+        slice_ = msgspec.json.decode(drawn)  # noqa: TID251 - slices that the API server returned and the client decoded
         if _content(sent) != _content(slice_["spec"]):
             return drawn
         return msgspec.Raw(msgspec.json.encode({**slice_, "spec": {**stored, "pool": slice_["spec"]["pool"]}}))

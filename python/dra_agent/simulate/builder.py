@@ -183,7 +183,7 @@ def load_state(root: Path) -> SimulatedState | None:
     """Return the state of the simulated host at `root`; None without one. Raises PermanentError if it is invalid."""
     path = root / "simulated.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=SimulatedState)
+        return msgspec.json.decode(path.read_bytes(), type=SimulatedState)  # noqa: TID251 - a file of the simulated host
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:

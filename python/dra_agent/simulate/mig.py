@@ -57,7 +57,7 @@ def read(root: Path) -> dict[str, GpuPartitioning]:
     """
     path = root / "lib" / STATE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, GpuPartitioning])
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, GpuPartitioning])  # noqa: TID251 - a file of the simulated host
     except FileNotFoundError:
         return {}
     except msgspec.MsgspecError as error:

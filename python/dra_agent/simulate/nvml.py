@@ -308,7 +308,7 @@ def read(folder: Path) -> NvmlState:
     """Read the state in a host's lib directory; PermanentError if the file is not valid."""
     path = folder / STATE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=NvmlState)
+        return msgspec.json.decode(path.read_bytes(), type=NvmlState)  # noqa: TID251 - a file of the simulated host
     except (FileNotFoundError, msgspec.MsgspecError) as error:
         raise PermanentError(
             f"not a state of simulated GPUs: {error}", where=str(path), hint="build the host again"

@@ -51,7 +51,7 @@ class CurrentSlices:
         kept = last.kept if last is not None else _native.KeptSlices()
         inventory = Inventory(devices=pool.devices, counter_sets={pool.family: pool.counter_sets})
         request = encode_request(inventory, self._node, self._driver, (), "fixed", None)
-        changed = msgspec.json.decode(compute(kept.update, request, self._node), type=_Changed)
+        changed = msgspec.json.decode(compute(kept.update, request, self._node), type=_Changed)  # noqa: TID251 - the response of the Rust part
         before = last.slices if last is not None else []
         slices = [before[at] if slice_ is None else slice_ for at, slice_ in enumerate(changed.slices)]
         return _Pool(pool.devices, pool.counter_sets, kept, slices, changed.problems)

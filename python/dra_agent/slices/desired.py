@@ -86,7 +86,7 @@ def desired_slices(
     Raises PermanentError where the node's or the driver's name is one that the API would refuse.
     """
     response = compute(_native.desired_slices, encode_request(inventory, node, driver, published, naming, owner), node)
-    return msgspec.json.decode(response, type=DesiredSlices)
+    return msgspec.json.decode(response, type=DesiredSlices)  # noqa: TID251 - the response of the Rust part, and slices that it made
 
 
 class SliceRequest:
@@ -113,7 +113,7 @@ class SliceRequest:
 
     def slices(self) -> EncodedSlices:
         """Raise PermanentError where `desired_slices` does."""
-        return msgspec.json.decode(compute(_native.desired_slices, self._query, self._node), type=EncodedSlices)
+        return msgspec.json.decode(compute(_native.desired_slices, self._query, self._node), type=EncodedSlices)  # noqa: TID251 - the response of the Rust part, and slices that it made
 
 
 def diff_slices(desired: Sequence[Slice | msgspec.Raw], published: Sequence[Slice | msgspec.Raw]) -> list[Write]:
@@ -122,12 +122,12 @@ def diff_slices(desired: Sequence[Slice | msgspec.Raw], published: Sequence[Slic
     `published` holds this driver's slices of this node only: one that is not desired is deleted.
     """
     response = _native.diff_slices(msgspec.json.encode(list(desired)), msgspec.json.encode(list(published)))
-    return msgspec.json.decode(response, type=_Writes).writes
+    return msgspec.json.decode(response, type=_Writes).writes  # noqa: TID251 - the response of the Rust part, and slices that it made
 
 
 def slice_name(encoded: msgspec.Raw) -> str:
     """Return the name of a slice; "" if it has none yet."""
-    return msgspec.json.decode(encoded, type=_Named).metadata.name
+    return msgspec.json.decode(encoded, type=_Named).metadata.name  # noqa: TID251 - the response of the Rust part, and slices that it made
 
 
 def encode_request(

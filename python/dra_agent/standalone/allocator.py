@@ -31,7 +31,7 @@ class ClusterAllocator:
     ) -> Object:
         """Return {"allocated": bool, "results": [AllocationResult per claim], "error": str | None}.
 
-        An object that cannot be read is an error, as in `dra_agent.allocator.allocate`.
+        An object that cannot be read is an error.
         """
         try:
             cluster = self._current(classes, slices)

@@ -103,7 +103,7 @@ def claim_of(entry: dict[str, Any], driver: str) -> dict[str, Any]:
             "name": entry["name"],
             "namespace": entry["namespace"],
             "uid": entry["uid"],
-            "creationTimestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "creationTimestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),  # noqa: TID251 - creationTimestamp of an object
             "annotations": {RESTORED: "true"},
         },
         "spec": {"devices": {"requests": requests}},

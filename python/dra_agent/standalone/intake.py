@@ -96,7 +96,7 @@ def plan(incoming: Iterable[Incoming], store: Store, claims: ClaimIndex) -> Chan
 
 def now() -> str:
     """Return the time as the API writes it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: TID251 - creationTimestamp of an object
 
 
 def _class(value: Object, store: Store, changed: dict[str, Object]) -> ApplyResult:

@@ -221,10 +221,14 @@ class Store:
                 companion.rename(aside.with_name(aside.name + suffix))
         fresh = _open(self.path)
         kept = 0
-        with fresh:
-            for row in _readable(aside):
-                fresh.execute("INSERT OR IGNORE INTO objects VALUES (?, ?, ?, ?, ?)", row)
-                kept += 1
+        try:
+            with fresh:
+                for row in _readable(aside):
+                    fresh.execute("INSERT OR IGNORE INTO objects VALUES (?, ?, ?, ?, ?)", row)
+                    kept += 1
+        except BaseException:
+            fresh.close()
+            raise
         problem = f"{self.path}: damaged ({reason}); set aside as {aside.name}, {kept} objects read out of it"
         log.error("store damaged", extra={"path": str(self.path), "aside": aside.name, "kept": kept, "reason": reason})
         self.problems.append(problem)
@@ -290,20 +294,19 @@ def _restrict(path: Path) -> None:
 
 def _readable(path: Path) -> Iterator[tuple[int, str, str, str, bytes]]:
     """Read the intact rows of a damaged file one by one; only damaged rows are lost."""
-    try:
-        connection = sqlite3.connect(path)
-        (last,) = connection.execute("SELECT max(position) FROM objects").fetchone()
-    except sqlite3.DatabaseError:
-        return
-    for position in range(1, (last or 0) + 1):
+    with closing(sqlite3.connect(path)) as connection:
         try:
-            row = connection.execute("SELECT * FROM objects WHERE position = ?", (position,)).fetchone()
-            if row is not None:
-                decode_json(row[4], type=dict)
-                yield row
-        except (sqlite3.DatabaseError, msgspec.DecodeError, TypeError):
-            continue
-    connection.close()
+            (last,) = connection.execute("SELECT max(position) FROM objects").fetchone()
+        except sqlite3.DatabaseError:
+            return
+        for position in range(1, (last or 0) + 1):
+            try:
+                row = connection.execute("SELECT * FROM objects WHERE position = ?", (position,)).fetchone()
+                if row is not None:
+                    decode_json(row[4], type=dict)
+                    yield row
+            except (sqlite3.DatabaseError, msgspec.DecodeError, TypeError):
+                continue
 
 
 def _refused(path: Path, error: Exception) -> RetryableError:

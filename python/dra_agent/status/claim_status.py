@@ -254,7 +254,7 @@ class ClaimStatusWriter:
             self._enqueue_if_changed(prepared.uid)  # while it was written
 
     async def _entries(self, keys: Sequence[DeviceKey]) -> list[Object]:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: TID251 - lastTransitionTime of a condition
         entries = []
         for key in keys:
             device = self._devices.lookup(key.pool, key.device)

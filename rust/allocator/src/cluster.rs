@@ -30,7 +30,7 @@ use crate::plan::Classes;
 use crate::programs::Programs;
 use crate::query::{Limits, ResolvedQuery, Response, allocation_of};
 use crate::request::claim_name;
-use crate::slices::{SliceIndex, Slices};
+use crate::slices::SliceIndex;
 use objects::{Item, decode, decode_named};
 
 /// The objects of a cluster. Safe for threads.
@@ -227,7 +227,8 @@ impl Cluster {
         Ok(released.count())
     }
 
-    /// Allocates devices of a node to claims, all or none, as [`crate::allocate`] does.
+    /// Allocates devices of a node to claims, all or none, as kube-scheduler does. Errors of the allocation are in
+    /// [`Response::error`].
     ///
     /// # Errors
     ///
@@ -241,7 +242,7 @@ impl Cluster {
         self.with_query(node, claims, options, |query| query.allocate().into())
     }
 
-    /// Explains the result of [`Cluster::allocate`].
+    /// Explains the result of [`Cluster::allocate`]. Errors of the allocation are in [`Explanation::error`].
     ///
     /// # Errors
     ///
@@ -308,7 +309,7 @@ impl Cluster {
         let classes = state.classes();
         let capacity_query = copies::CapacityQuery {
             nodes: &nodes,
-            slices: Slices::Index(&state.slices),
+            slices: &state.slices,
             held: (!options.ignore_held).then_some(&state.held),
             copy: &claims,
             shared: &shared,
@@ -360,9 +361,8 @@ impl Cluster {
         ResolvedQuery {
             node,
             classes,
-            slices: Slices::Index(&state.slices),
+            slices: &state.slices,
             claims,
-            allocated: &[],
             held: (!options.ignore_held).then_some(&state.held),
             placed: None,
             programs: &self.programs,

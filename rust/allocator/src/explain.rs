@@ -22,8 +22,7 @@ use crate::error::Error;
 use crate::in_use::InUse;
 use crate::plan::{CandidateSet, Task, new_task};
 use crate::pools;
-use crate::programs::Programs;
-use crate::query::{Query, ResolvedQuery, allocation_of, classes_by_name};
+use crate::query::{ResolvedQuery, allocation_of};
 use crate::request::{Request, claim_name};
 use counters::PoolCounters;
 
@@ -31,13 +30,6 @@ pub use report::{
     ClaimReport, ConstraintReport, Consumer, DeviceReport, Explanation, PoolReport, Rejection,
     RequestReport, ValueReport,
 };
-
-/// Explains the result of a query. Errors are in [`Explanation::error`].
-pub fn explain(query: &Query) -> Explanation {
-    let programs = Programs::default();
-    let classes = classes_by_name(&query.classes);
-    query.resolve(&classes, &programs).explain()
-}
 
 impl ResolvedQuery<'_> {
     /// Explains the result of [`ResolvedQuery::allocate`].

@@ -3,8 +3,6 @@
 //! Any of them selects the experimental variant of the Go allocator (k8s.io/dynamic-resource-allocation v0.37.1,
 //! structured/allocator.go, NewAllocator). Its rules for devices without these fields are those of the default variant.
 
-use serde::{Deserialize, Deserializer};
-
 const LIST_ATTRIBUTES: &str = "DRAListTypeAttributes";
 /// Nodes whose kubelet supports it declare it by the same name.
 pub(crate) const OPTIONAL_NODE_OPERATIONS: &str = "DRAOptionalNodeOperations";
@@ -41,13 +39,6 @@ impl Gates {
     /// Whether kube-scheduler uses the experimental variant.
     pub(crate) fn any(self) -> bool {
         self != Self::default()
-    }
-}
-
-impl<'de> Deserialize<'de> for Gates {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let names = Vec::<String>::deserialize(deserializer)?;
-        Self::named(names.iter().map(String::as_str)).map_err(serde::de::Error::custom)
     }
 }
 

@@ -127,7 +127,7 @@ impl<'a> InUse<'a> {
     pub(crate) fn gather(
         held: Option<&'a Held>,
         placed: Option<&'a Held>,
-        claims: impl Iterator<Item = &'a ResourceClaim>,
+        claims: &'a [ResourceClaim],
     ) -> Self {
         let mut in_use = Self {
             held,

@@ -2,7 +2,7 @@
 //!
 //! The results equal those of kube-scheduler v1.37 with its default feature gates, and with some that are off by default
 //! ([`Gates`]), device for device. docs/reference/allocator.md describes the tests. Existing allocations are an input,
-//! new allocations are the output: [`allocate`] reads all objects for one query, a [`Cluster`] keeps them for many.
+//! new allocations are the output: a [`Cluster`] keeps the objects for any number of queries.
 
 mod capacity;
 mod cluster;
@@ -34,9 +34,8 @@ pub use cluster::{Capacity, Cause, Cluster, Counts, InvalidObject, NodeCapacity,
 pub use error::Error;
 pub use explain::{
     ClaimReport, ConstraintReport, Consumer, DeviceReport, Explanation, PoolReport, Rejection,
-    RequestReport, ValueReport, explain,
+    RequestReport, ValueReport,
 };
 pub use gates::Gates;
 pub use in_use::Holder;
-pub use published::Published;
-pub use query::{Limits, NodeInput, Query, Response, allocate};
+pub use query::{Limits, Response};

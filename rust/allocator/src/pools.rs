@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::in_use::DeviceId;
 use crate::node::slice_is_usable_on;
 use crate::published::Published;
-use crate::slices::Slices;
+use crate::slices::SliceIndex;
 
 /// A device of a usable pool.
 #[derive(Debug, Clone, Copy)]
@@ -98,7 +98,7 @@ impl Pool<'_> {
 type PoolKey<'a> = (&'a str, &'a str);
 
 /// All pools with a slice for the node.
-pub(crate) fn gather<'a>(slices: Slices<'a>, node: &Node) -> Result<Vec<Pool<'a>>, Error> {
+pub(crate) fn gather<'a>(slices: &'a SliceIndex, node: &Node) -> Result<Vec<Pool<'a>>, Error> {
     let mut by_pool: HashMap<PoolKey<'a>, Vec<&'a Published>> = HashMap::new();
     for slice in slices.for_node(&node.metadata.name) {
         if slice_is_usable_on(slice, node)? {
@@ -156,7 +156,7 @@ fn add_newest<'a>(found: &mut Vec<&'a Published>, slice: &'a Published) {
 fn assemble<'a>(
     (driver, name): PoolKey<'a>,
     found: Vec<&'a Published>,
-    slices: Slices<'a>,
+    slices: &'a SliceIndex,
 ) -> Option<Pool<'a>> {
     let first = &found.first()?.spec.pool;
     let (generation, expected) = (first.generation, first.resource_slice_count);

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dra_api::ResourceSlice;
-use serde::{Deserialize, Deserializer};
 
 /// Expressions with results on one slice. The results of the oldest expression are dropped first.
 const MAX_EXPRESSIONS: usize = 32;
@@ -16,9 +15,9 @@ const UNKNOWN: u8 = 0;
 const FALSE: u8 = 1;
 const TRUE: u8 = 2;
 
-/// A ResourceSlice of a query or a cluster.
-#[derive(Debug, Default)]
-pub struct Published {
+/// A ResourceSlice of a cluster.
+#[derive(Debug)]
+pub(crate) struct Published {
     slice: ResourceSlice,
     /// By the id of a compiled expression, oldest first.
     results: Mutex<Vec<(u64, Results)>>,
@@ -76,18 +75,5 @@ impl From<ResourceSlice> for Published {
             slice,
             results: Mutex::default(),
         }
-    }
-}
-
-/// A clone starts without results.
-impl Clone for Published {
-    fn clone(&self) -> Self {
-        self.slice.clone().into()
-    }
-}
-
-impl<'de> Deserialize<'de> for Published {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        ResourceSlice::deserialize(deserializer).map(Self::from)
     }
 }

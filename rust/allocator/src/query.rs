@@ -1,12 +1,9 @@
-//! The query and the response of an allocation, in objects of the API.
+//! A query about one node, and its response in objects of the API.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
-use dra_api::{AllocationResult, DeviceClass, Node, ObjectMeta, ResourceClaim};
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use dra_api::{AllocationResult, Node, ResourceClaim};
+use serde::Serialize;
 
 use crate::error::Error;
 use crate::gates::Gates;
@@ -16,11 +13,10 @@ use crate::node_selector;
 use crate::plan::{CandidateSet, Classes, plan_claim};
 use crate::pools::{self, PoolState};
 use crate::programs::Programs;
-use crate::published::Published;
 use crate::request::claim_name;
 use crate::result;
 use crate::search::Search;
-use crate::slices::Slices;
+use crate::slices::SliceIndex;
 
 /// The time limit of kube-scheduler for one allocation (`filterTimeout` of the plugin DynamicResources).
 const DEFAULT_DEADLINE_MS: u64 = 10_000;
@@ -28,31 +24,8 @@ const DEFAULT_DEADLINE_MS: u64 = 10_000;
 /// About one millisecond of search.
 const ATTEMPTS_BEFORE_PRUNING: u64 = 500;
 
-/// The input of an allocation on one node.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct Query {
-    pub node: NodeInput,
-    #[serde(deserialize_with = "objects")]
-    pub classes: Vec<DeviceClass>,
-    /// Slices of other nodes are ignored.
-    #[serde(deserialize_with = "objects")]
-    pub slices: Vec<Published>,
-    /// The claims to allocate. Claims with an allocation keep it.
-    #[serde(deserialize_with = "objects")]
-    pub claims: Vec<ResourceClaim>,
-    /// Other claims. Their allocated devices are in use.
-    #[serde(deserialize_with = "objects")]
-    pub allocated: Vec<ResourceClaim>,
-    /// The feature gates of kube-scheduler that are on, of those that are off by default.
-    pub gates: Gates,
-    #[serde(flatten)]
-    pub limits: Limits,
-}
-
 /// The limits of a search, and the seed of share IDs.
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub deadline_ms: u64,
     /// Maximum number of steps of the search. Unlike the deadline, the limit does not depend on the machine.
@@ -131,55 +104,6 @@ impl Deadline {
     }
 }
 
-/// Decodes a list of objects. A null in the list is an error.
-fn objects<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Deserialize<'de>,
-{
-    let objects = Vec::<Option<T>>::deserialize(deserializer)?;
-    let objects: Option<Vec<T>> = objects.into_iter().collect();
-    objects.ok_or_else(|| serde::de::Error::custom("null where an object is expected"))
-}
-
-/// A node: its name, or the object with its labels.
-#[derive(Debug, Clone, Default)]
-pub struct NodeInput(pub Node);
-
-impl<'de> Deserialize<'de> for NodeInput {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(NodeVisitor).map(Self)
-    }
-}
-
-struct NodeVisitor;
-
-impl<'de> Visitor<'de> for NodeVisitor {
-    type Value = Node;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the name of a node or a Node object")
-    }
-
-    fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<Node, E> {
-        Ok(Node {
-            metadata: ObjectMeta {
-                name: name.to_owned(),
-                ..ObjectMeta::default()
-            },
-            ..Node::default()
-        })
-    }
-
-    fn visit_unit<E: serde::de::Error>(self) -> Result<Node, E> {
-        Ok(Node::default())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<Node, A::Error> {
-        Node::deserialize(MapAccessDeserializer::new(members))
-    }
-}
-
 /// The result of an allocation: all claims or none. `results` has one entry for each claim, or is empty.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Response {
@@ -206,22 +130,14 @@ impl From<Result<Option<Vec<AllocationResult>>, Error>> for Response {
     }
 }
 
-/// Allocates devices as kube-scheduler does. Errors are in [`Response::error`].
-pub fn allocate(query: &Query) -> Response {
-    let programs = Programs::default();
-    let classes = classes_by_name(&query.classes);
-    query.resolve(&classes, &programs).allocate().into()
-}
-
 /// A query with everything that is computed once for several queries.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ResolvedQuery<'a> {
     pub(crate) node: &'a Node,
     pub(crate) classes: &'a Classes<'a>,
-    pub(crate) slices: Slices<'a>,
+    pub(crate) slices: &'a SliceIndex,
+    /// The claims to allocate. Claims with an allocation keep it.
     pub(crate) claims: &'a [ResourceClaim],
-    /// Other claims. Their allocated devices are in use.
-    pub(crate) allocated: &'a [ResourceClaim],
     /// The claims that a cluster holds.
     pub(crate) held: Option<&'a Held>,
     /// The devices that the query itself has allocated so far, with their use by held claims.
@@ -233,35 +149,9 @@ pub(crate) struct ResolvedQuery<'a> {
     pub(crate) deadline: Deadline,
 }
 
-impl Query {
-    pub(crate) fn resolve<'a>(
-        &'a self,
-        classes: &'a Classes<'a>,
-        programs: &'a Programs,
-    ) -> ResolvedQuery<'a> {
-        ResolvedQuery {
-            node: &self.node.0,
-            classes,
-            slices: Slices::List(&self.slices),
-            claims: &self.claims,
-            allocated: &self.allocated,
-            held: None,
-            placed: None,
-            programs,
-            gates: self.gates,
-            limits: self.limits,
-            deadline: self.limits.deadline(Instant::now()),
-        }
-    }
-}
-
 impl<'a> ResolvedQuery<'a> {
     pub(crate) fn in_use(&self) -> InUse<'a> {
-        InUse::gather(
-            self.held,
-            self.placed,
-            self.allocated.iter().chain(self.claims),
-        )
+        InUse::gather(self.held, self.placed, self.claims)
     }
 
     /// The candidates of the node.
@@ -345,13 +235,6 @@ impl<'a> ResolvedQuery<'a> {
 
 pub(crate) fn allocation_of(claim: &ResourceClaim) -> Option<&AllocationResult> {
     claim.status.as_ref()?.allocation.as_ref()
-}
-
-pub(crate) fn classes_by_name(classes: &[DeviceClass]) -> Classes<'_> {
-    classes
-        .iter()
-        .map(|class| (class.metadata.name.as_str(), class))
-        .collect()
 }
 
 /// The error for a pool that is invalid or not evaluated. Its devices might fit, so "does not fit" would be wrong.

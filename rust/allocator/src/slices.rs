@@ -1,51 +1,10 @@
-//! The slices of a query: a list, or the index of a cluster.
+//! The slices of a cluster.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::node::has_per_device_node_selection;
 use crate::published::Published;
-
-/// Slices in their order, which matters for slices of one pool with different numbers of slices.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Slices<'a> {
-    List(&'a [Published]),
-    Index(&'a SliceIndex),
-}
-
-impl<'a> Slices<'a> {
-    /// The slices that may be usable on a node: first those with the node's name, then those without a name.
-    pub(crate) fn for_node(self, node: &str) -> Vec<&'a Published> {
-        match self {
-            Self::List(slices) => {
-                let own = slices
-                    .iter()
-                    .filter(|slice| !node_of(slice).is_empty() && node_of(slice) == node);
-                own.chain(slices.iter().filter(|slice| node_of(slice).is_empty()))
-                    .collect()
-            }
-            Self::Index(index) => {
-                let own = index.by_node.get(node).filter(|_| !node.is_empty());
-                let shared = index.by_node.get("");
-                index.resolve(own.into_iter().chain(shared).flatten())
-            }
-        }
-    }
-
-    /// All slices of a pool, on any node.
-    pub(crate) fn of_pool(self, driver: &str, pool: &str) -> Vec<&'a Published> {
-        match self {
-            Self::List(slices) => slices
-                .iter()
-                .filter(|slice| slice.spec.driver == driver && slice.spec.pool.name == pool)
-                .collect(),
-            Self::Index(index) => {
-                let ids = index.by_pool.get(driver).and_then(|pools| pools.get(pool));
-                index.resolve(ids.into_iter().flatten())
-            }
-        }
-    }
-}
 
 fn node_of(slice: &Published) -> &str {
     slice.spec.node_name.as_deref().unwrap_or_default()
@@ -61,7 +20,8 @@ fn node_names(slice: &Published) -> impl Iterator<Item = &str> {
         .filter(|name| !name.is_empty())
 }
 
-/// Slices by name, node and pool. A slice keeps its place in the order when it is replaced.
+/// Slices by name, node and pool. A slice keeps its place in the order when it is replaced: the order matters for slices
+/// of one pool with different numbers of slices.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SliceIndex {
     next: u64,
@@ -146,6 +106,19 @@ impl SliceIndex {
                 }
             }
         }
+    }
+
+    /// The slices that may be usable on a node: first those with the node's name, then those without a name.
+    pub(crate) fn for_node(&self, node: &str) -> Vec<&Published> {
+        let own = self.by_node.get(node).filter(|_| !node.is_empty());
+        let shared = self.by_node.get("");
+        self.resolve(own.into_iter().chain(shared).flatten())
+    }
+
+    /// All slices of a pool, on any node.
+    pub(crate) fn of_pool(&self, driver: &str, pool: &str) -> Vec<&Published> {
+        let ids = self.by_pool.get(driver).and_then(|pools| pools.get(pool));
+        self.resolve(ids.into_iter().flatten())
     }
 
     fn resolve<'a>(&'a self, ids: impl Iterator<Item = &'a u64>) -> Vec<&'a Published> {

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use dra_allocator::{Query, allocate};
+mod question;
+
+use question::{Question, pruning_after};
 use serde_json::json;
 
 /// The first claim takes one of three devices, so the second cannot have all of them. With `d2` in use, the second claim
@@ -21,7 +23,7 @@ fn pruning_finds_an_error_that_depends_on_the_order_of_equal_devices() {
             }},
         })
     };
-    let mut query: Query = serde_json::from_value(json!({
+    let query = Question::new(&json!({
         "node": "n",
         "classes": [{"metadata": {"name": "any"}, "spec": {}}],
         "claims": [
@@ -36,11 +38,9 @@ fn pruning_finds_an_error_that_depends_on_the_order_of_equal_devices() {
                 "devices": [device("d0", 0), device("d1", 1), device("d2", 0)],
             },
         }],
-    }))
-    .unwrap();
+    }));
     for attempts in [u64::MAX, 0] {
-        query.limits.attempts_before_pruning = attempts;
-        let response = allocate(&query);
+        let response = query.allocate(pruning_after(attempts));
         let error = response.error.unwrap_or_default();
         assert!(
             error.contains("device d.example.com/p/d1 violates the constraint"),

@@ -5,17 +5,20 @@
 
 use std::path::Path;
 
-use dra_allocator::{Query, allocate, explain};
+mod question;
+
+use dra_allocator::Limits;
+use question::{Question, pruning_after};
 use serde_json::Value;
 
-fn corpus() -> Vec<(String, Query, Value)> {
+fn corpus() -> Vec<(String, Question, Value)> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/allocator");
     let mut lines = Vec::new();
     for file in ["corpus.jsonl", "gated.jsonl"] {
         let text = std::fs::read_to_string(directory.join(file)).unwrap();
         for line in text.lines() {
             let mut line: Value = serde_json::from_str(line).unwrap();
-            let query = serde_json::from_value(line["question"].take()).unwrap();
+            let query = Question::new(&line["question"]);
             let name = format!("{file}, {}", line["name"].as_str().unwrap());
             lines.push((name, query, line["answer"].take()));
         }
@@ -59,20 +62,19 @@ fn is_empty(value: &Value) -> bool {
 
 #[test]
 fn every_recorded_query_has_the_recorded_result() {
-    check_answers(|_| {});
+    check_answers(Limits::default());
 }
 
 #[test]
 fn a_search_that_prunes_from_the_start_gives_the_recorded_answers() {
-    check_answers(|query| query.limits.attempts_before_pruning = 0);
+    check_answers(pruning_after(0));
 }
 
-fn check_answers(change: impl Fn(&mut Query)) {
+fn check_answers(limits: Limits) {
     let corpus = corpus();
     assert!(corpus.len() >= 300);
-    for (name, mut query, wanted) in corpus {
-        change(&mut query);
-        let answer = allocate(&query);
+    for (name, query, wanted) in corpus {
+        let answer = query.allocate(limits);
         assert_eq!(answer.allocated, wanted["allocated"], "{name}");
         assert_eq!(answer.error.is_some(), wanted["error"], "{name}");
         let results = serde_json::to_value(&answer.results).unwrap();
@@ -83,7 +85,7 @@ fn check_answers(change: impl Fn(&mut Query)) {
 #[test]
 fn every_recorded_query_is_explained() {
     for (name, query, wanted) in corpus() {
-        let explanation = explain(&query);
+        let explanation = query.explain();
         assert_eq!(explanation.fits, wanted["allocated"], "{name}");
         assert_eq!(explanation.error.is_some(), wanted["error"], "{name}");
         assert!(!explanation.summary.is_empty(), "{name}");

@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use dra_allocator::{Explanation, Query, Rejection, explain};
+mod question;
+
+use dra_allocator::{Explanation, Rejection};
+use question::Question;
 use serde_json::{Value, json};
 
 const DRIVER: &str = "gpu.example.com";
@@ -101,7 +104,7 @@ fn explained_with(slices: Value, claims: Value, allocated: Value, more: Value) -
     for (key, value) in more.as_object().unwrap() {
         query[key] = value.clone();
     }
-    explain(&serde_json::from_value::<Query>(query).unwrap())
+    Question::new(&query).explain()
 }
 
 /// The summary of the first request of one claim.

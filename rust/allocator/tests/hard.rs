@@ -5,7 +5,10 @@
 
 use std::path::Path;
 
-use dra_allocator::{Query, allocate};
+mod question;
+
+use dra_allocator::Limits;
+use question::Question;
 use serde_json::{Value, json};
 
 const MAX_STEPS: u64 = 50_000;
@@ -106,9 +109,11 @@ fn check_answers(change: impl Fn(&mut Value)) {
     for line in text.lines() {
         let mut line: Value = serde_json::from_str(line).unwrap();
         change(&mut line["question"]);
-        let mut query: Query = serde_json::from_value(line["question"].take()).unwrap();
-        query.limits.max_steps = MAX_STEPS;
-        let answer = allocate(&query);
+        let limits = Limits {
+            max_steps: MAX_STEPS,
+            ..Limits::default()
+        };
+        let answer = Question::new(&line["question"]).allocate(limits);
         let error = answer.error.unwrap_or_default();
         let given_up = error.contains("no result within");
         if given_up || line["error"] == error.is_empty() || line["allocated"] != answer.allocated {

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use dra_allocator::{Query, allocate};
+mod question;
+
+use question::{Question, pruning_after};
 use serde_json::json;
 
 /// The first device of a constraint is accepted with any value, as by kube-scheduler (`matchesAttribute` in
@@ -12,7 +14,7 @@ use serde_json::json;
 fn pruning_finds_an_allocation_that_starts_with_a_value_of_unknown_type() {
     let device =
         |name: &str, value: serde_json::Value| json!({"name": name, "attributes": {"root": value}});
-    let mut query: Query = serde_json::from_value(json!({
+    let query = Question::new(&json!({
         "node": "n",
         "classes": [{"metadata": {"name": "any"}, "spec": {}}],
         "claims": [{
@@ -35,11 +37,9 @@ fn pruning_finds_an_allocation_that_starts_with_a_value_of_unknown_type() {
                 ],
             },
         }],
-    }))
-    .unwrap();
+    }));
     for attempts in [u64::MAX, 0] {
-        query.limits.attempts_before_pruning = attempts;
-        let response = allocate(&query);
+        let response = query.allocate(pruning_after(attempts));
         let names: Vec<_> = response
             .results
             .iter()

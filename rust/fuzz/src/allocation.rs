@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use dra_allocator::{Limits, Published, Query, Response, allocate, explain};
+use dra_allocator::{Cluster, Gates, Limits, Options, Response};
 use dra_api::{
     ALL, AllocationResult, CapacityRequirements, Device, DeviceAttribute, DeviceClass,
-    DeviceRequestAllocationResult, DeviceSelector, DeviceToleration, Quantity, ResourceClaim,
+    DeviceRequestAllocationResult, DeviceSelector, DeviceToleration, Node, Quantity, ResourceClaim,
+    ResourceSlice,
 };
 use dra_cel::{DeviceInput, Program};
+use serde::{Deserialize, Serialize};
 
 use crate::Target;
 use crate::json::read;
@@ -27,17 +29,115 @@ const MAX_CLAIM_DEVICES: usize = 32;
 
 type DeviceName<'a> = (&'a str, &'a str, &'a str);
 
+/// The objects of a question, and the seed of share IDs.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Query {
+    node: NodeInput,
+    classes: Vec<DeviceClass>,
+    slices: Vec<ResourceSlice>,
+    claims: Vec<ResourceClaim>,
+    allocated: Vec<ResourceClaim>,
+    gates: Vec<String>,
+    share_id_seed: u64,
+}
+
+/// A node: its name, or the object with its labels.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum NodeInput {
+    Name(String),
+    Object(Node),
+}
+
+impl Default for NodeInput {
+    fn default() -> Self {
+        Self::Name(String::new())
+    }
+}
+
+impl Query {
+    fn node(&self) -> &str {
+        match &self.node {
+            NodeInput::Name(name) => name,
+            NodeInput::Object(node) => &node.metadata.name,
+        }
+    }
+
+    /// Gives slices the unique names of an API server, and a node a name. Drops classes and held claims without a name,
+    /// and held claims that are there twice.
+    fn make_named(&mut self) {
+        for (number, slice) in self.slices.iter_mut().enumerate() {
+            slice.metadata.name = format!("{}-{number}", slice.metadata.name);
+        }
+        if self.node().is_empty() {
+            let name = "node".to_owned();
+            match &mut self.node {
+                NodeInput::Name(own) => *own = name,
+                NodeInput::Object(node) => node.metadata.name = name,
+            }
+        }
+        self.classes.retain(|class| !class.metadata.name.is_empty());
+        let mut seen = BTreeSet::new();
+        self.allocated
+            .retain(|claim| identity(claim).is_some_and(|identity| seen.insert(identity)));
+    }
+
+    /// The cluster with these objects; `None` if a gate is not supported.
+    fn cluster(&self) -> Option<Cluster> {
+        let gates = Gates::named(self.gates.iter().map(String::as_str)).ok()?;
+        let cluster = Cluster::with_gates(gates);
+        if let NodeInput::Object(node) = &self.node {
+            cluster.update_nodes(&json(node)).expect("a named node");
+        }
+        let classes = cluster.update_classes(&json(&self.classes));
+        classes.expect("named classes");
+        let slices = cluster.update_slices(&json(&self.slices), true);
+        slices.expect("slices with unique names");
+        let held = cluster.hold(&json(&self.allocated), true);
+        held.expect("named claims");
+        Some(cluster)
+    }
+}
+
+fn json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("it is JSON")
+}
+
+fn identity(claim: &ResourceClaim) -> Option<(String, String)> {
+    let meta = &claim.metadata;
+    match (meta.uid.as_str(), meta.name.as_str()) {
+        ("", "") => None,
+        ("", name) => Some((meta.namespace.clone(), name.to_owned())),
+        (uid, _) => Some((String::new(), uid.to_owned())),
+    }
+}
+
 fn check(data: &[u8]) {
     let Some(mut query) = read::<Query>(data) else {
         return;
     };
-    query.limits = Limits {
-        deadline_ms: DEADLINE_MS,
-        max_steps: MAX_STEPS,
-        share_id_seed: query.limits.share_id_seed,
-        ..Limits::default()
+    query.make_named();
+    let Some(cluster) = query.cluster() else {
+        return;
     };
-    let response = allocate(&query);
+    let claims = json(&query.claims);
+    let options = |attempts_before_pruning| Options {
+        limits: Limits {
+            deadline_ms: DEADLINE_MS,
+            max_steps: MAX_STEPS,
+            attempts_before_pruning,
+            share_id_seed: query.share_id_seed,
+        },
+        ignore_held: false,
+    };
+    let allocate = |attempts| {
+        cluster
+            .allocate(query.node(), &claims, options(attempts))
+            .expect("the node and the claims are known")
+    };
+    let usual = Limits::default().attempts_before_pruning;
+    let response = allocate(usual);
     if exceeded_limit(&response) {
         return;
     }
@@ -50,14 +150,15 @@ fn check(data: &[u8]) {
         "allocated with error {:?}",
         response.error
     );
-    let explanation = explain(&query);
+    let explanation = cluster
+        .explain(query.node(), &claims, options(usual))
+        .expect("the node and the claims are known");
     assert!(!explanation.summary.is_empty(), "no summary");
     if !explanation.error.as_deref().is_some_and(is_limit) {
         assert_eq!(explanation.fits, response.allocated, "explain and allocate");
     }
     for attempts in [0, u64::MAX] {
-        query.limits.attempts_before_pruning = attempts;
-        let other = allocate(&query);
+        let other = allocate(attempts);
         if !exceeded_limit(&other) {
             assert_eq!(
                 (
@@ -111,14 +212,7 @@ fn check_results(query: &Query, results: &[AllocationResult]) {
     let mut seen = BTreeSet::new();
     for claim in query.allocated.iter().chain(&query.claims) {
         if let Some(allocation) = allocation_of(claim) {
-            let meta = &claim.metadata;
-            let named = !(meta.uid.is_empty() && meta.name.is_empty());
-            let identity = match meta.uid.as_str() {
-                "" => (&meta.namespace, &meta.name),
-                uid => (&String::new(), &uid.to_owned()),
-            };
-            let identity = (identity.0.clone(), identity.1.clone());
-            if !named || seen.insert(identity) {
+            if identity(claim).is_none_or(|identity| seen.insert(identity)) {
                 for result in &allocation.devices.results {
                     held.add(result);
                 }
@@ -503,13 +597,14 @@ fn attribute<'a>(
 fn devices_of<'a>(
     query: &'a Query,
     (driver, pool, device): DeviceName<'_>,
-) -> Vec<(&'a Published, &'a Device)> {
-    let node = query.node.0.metadata.name.as_str();
+) -> Vec<(&'a ResourceSlice, &'a Device)> {
+    let node = query.node();
     let here = |name: &Option<String>, everywhere: Option<bool>| {
         let name = name.as_deref().unwrap_or_default();
         (!name.is_empty() && name == node) || (name.is_empty() && everywhere == Some(true))
     };
-    let of_pool = |slice: &&Published| slice.spec.driver == driver && slice.spec.pool.name == pool;
+    let of_pool =
+        |slice: &&ResourceSlice| slice.spec.driver == driver && slice.spec.pool.name == pool;
     let newest = query
         .slices
         .iter()

@@ -22,7 +22,7 @@ pub mod uevent;
 
 pub use target::Target;
 
-/// All targets. Their names are the folders in `fuzz/corpus`.
+/// All targets. Their names are those of the archives in `fuzz/corpus`.
 pub const TARGETS: &[Target] = &[
     allocation::TARGET,
     cel::TARGET,

@@ -1,34 +1,11 @@
-//! `allocate`, `explain` and `Cluster` for Python, on JSON. They release the interpreter's lock while they compute.
+//! `Cluster` for Python, on JSON. It releases the interpreter's lock while it computes.
 
-use dra_allocator::{Cluster, Gates, InvalidObject, Limits, Options, Query};
+use dra_allocator::{Cluster, Gates, InvalidObject, Limits, Options};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(allocate, module)?)?;
-    module.add_function(wrap_pyfunction!(explain, module)?)?;
     module.add_class::<PyCluster>()
-}
-
-#[pyfunction]
-fn allocate(py: Python<'_>, query: &[u8]) -> PyResult<Vec<u8>> {
-    run(py, query, dra_allocator::allocate)
-}
-
-#[pyfunction]
-fn explain(py: Python<'_>, query: &[u8]) -> PyResult<Vec<u8>> {
-    run(py, query, dra_allocator::explain)
-}
-
-fn run<A: serde::Serialize>(
-    py: Python<'_>,
-    query: &[u8],
-    compute: impl Fn(&Query) -> A + Send + Sync,
-) -> PyResult<Vec<u8>> {
-    py.detach(|| {
-        let query: Query = dra_api::from_slice(query).map_err(invalid_json)?;
-        serde_json::to_vec(&compute(&query)).map_err(invalid_json)
-    })
 }
 
 /// The objects of a cluster. Every method is thread-safe.

@@ -1,4 +1,4 @@
-"""Messages of the kubelet: the first byte selects the method, the rest is the message."""
+"""Messages of the kubelet: the second bit of the first byte selects the method, the rest is the message."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError
 from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
-from dra_agent.kubelet_plugin.proto import dra_v1_pb2, dra_v1beta1_pb2
+from dra_agent.kubelet_plugin.proto import dra_v1_pb2
 from dra_agent.kubelet_plugin.service import MAX_CLAIMS, DraService
 
 METHODS = ("NodePrepareResources", "NodeUnprepareResources")
-VERSIONS: tuple[Any, ...] = (dra_v1_pb2, dra_v1beta1_pb2)
+SERVICE = dra_v1_pb2.DESCRIPTOR.services_by_name["DRAPlugin"].full_name
 
 
 class Claims:
@@ -64,7 +64,7 @@ class _Context:
 
 
 _loop = asyncio.new_event_loop()
-_handlers: list[grpc.GenericRpcHandler] = []
+_handlers: list[Any] = []
 
 
 class _Details:
@@ -77,7 +77,7 @@ class _Details:
 async def _start() -> None:
     service = DraService(Claims(), ClaimExecutor(2))
     service.set_preparer(Devices())
-    _handlers.extend(service.handlers())
+    _handlers.append(service.handler())
 
 
 def check(data: bytes) -> None:
@@ -85,10 +85,8 @@ def check(data: bytes) -> None:
     if not _handlers:
         _loop.run_until_complete(_start())
     kind, message = (data[0], data[1:]) if data else (0, b"")
-    version, method = VERSIONS[kind & 1], METHODS[kind >> 1 & 1]
-    name = version.DESCRIPTOR.services_by_name["DRAPlugin"].full_name
-    handlers = (handler.service(_Details(f"/{name}/{method}")) for handler in _handlers)
-    handler: Any = next(found for found in handlers if found is not None)
+    method = METHODS[kind >> 1 & 1]
+    handler = _handlers[0].service(_Details(f"/{SERVICE}/{method}"))
     request = handler.request_deserializer(message)
     context = _Context()
     try:

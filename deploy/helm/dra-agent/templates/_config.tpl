@@ -46,10 +46,19 @@ keys.
 {{- range $key, $value := .table }}
 {{- $name := $key | replace "-" "_" }}
 {{- if not (hasKey $.keys $name) }}
-{{- fail (printf "%sconfig: unknown key %s%s; known keys: %s" $.where $.path $key (keys $.keys | sortAlpha | join ", ")) }}
+{{- $known := list }}
+{{- range $name, $rule := $.keys }}
+{{- if not $rule.removed }}
+{{- $known = append $known $name }}
+{{- end }}
+{{- end }}
+{{- fail (printf "%sconfig: unknown key %s%s; known keys: %s" $.where $.path $key ($known | sortAlpha | join ", ")) }}
 {{- end }}
 {{- $found = append $found $name }}
-{{- include "dra-agent.checkValue" (dict "value" $value "rule" (get $.keys $name) "path" (printf "%s%s" $.path $key) "where" $.where) }}
+{{- $rule := get $.keys $name }}
+{{- if not $rule.removed }}
+{{- include "dra-agent.checkValue" (dict "value" $value "rule" $rule "path" (printf "%s%s" $.path $key) "where" $.where) }}
+{{- end }}
 {{- end }}
 {{- range $name, $rule := .keys }}
 {{- if and $rule.required (not (has $name $found)) }}

@@ -132,7 +132,7 @@ class Bundle:
                     continue
                 total += len(data)
                 files[file] = data
-        created = datetime.now(UTC)
+        created = datetime.now(UTC)  # noqa: TID251 - a moment that people are shown
         manifest = self._manifest(files, created)
         encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
         return manifest, pack({MANIFEST: encoded, **files}, created)

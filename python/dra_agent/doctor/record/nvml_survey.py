@@ -128,7 +128,7 @@ class _Subject:
             return response(error.code, error=error.message)
         except TypeError as error:
             return response(None, error=str(error))
-        filled = [argument._obj for argument in arguments if hasattr(argument, "_obj")]
+        filled = [argument._obj for argument in arguments if hasattr(argument, "_obj")]  # noqa: SLF001 - ctypes has no public way from a reference to its object
         return response(0, _value(filled[0] if filled else value))
 
     def _profile(self, profile: int) -> Iterator[Response]:

@@ -193,7 +193,7 @@ def _write(partial: Path, content: _Content, programs: tuple[str, ...], *, with_
     manifest = Manifest(
         format=FORMAT,
         agent=__version__,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),  # noqa: TID251 - a moment that people are shown
         kernel=_kernel(content.entries),
         drivers=dict(_drivers(content.entries)),
         programs=programs,

@@ -33,7 +33,7 @@ def play(
     """
     machine, _ = recall(root, machine)
     uuid = gpu_uuid(machine, device)
-    now_ms = round(time.time() * 1000)
+    now_ms = round(time.time() * 1000)  # noqa: TID251 - another process, which has only this clock in common, plays a schedule
     load = nvml.Load(uuid, now_ms, steps, gpu_instance)
 
     def changed(state: nvml.NvmlState) -> nvml.NvmlState:

@@ -56,7 +56,11 @@ class NvidiaProcesses:
     name = "nvml-processes"
 
     def __init__(
-        self, host: Host, *, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = boottime
+        self,
+        host: Host,
+        *,
+        wall: Callable[[], float] = time.time,  # noqa: TID251 - samples of NVML have times of the wall clock
+        elapsed: Callable[[], float] = boottime,
     ) -> None:
         """`wall` returns seconds since the epoch, `elapsed` those since boot."""
         self._host = host

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::held::Held;
 use crate::node::slice_is_usable_on;
 use crate::query::{Deadline, Limits, ResolvedQuery, allocation_of};
-use crate::slices::Slices;
+use crate::slices::SliceIndex;
 
 /// How many copies fit.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -49,7 +49,7 @@ pub struct NodeCapacity {
 pub(super) struct CapacityQuery<'a, Q> {
     /// Ordered by name.
     pub(super) nodes: &'a [Arc<Node>],
-    pub(super) slices: Slices<'a>,
+    pub(super) slices: &'a SliceIndex,
     pub(super) held: Option<&'a Held>,
     /// The claims of one copy.
     pub(super) copy: &'a [ResourceClaim],

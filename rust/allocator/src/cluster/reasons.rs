@@ -383,13 +383,15 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::{Cause, constraint};
+    use crate::cluster::{Cluster, Options};
     use crate::error::Error;
-    use crate::programs::Programs;
-    use crate::query::{Query, ResolvedQuery, classes_by_name};
+    use crate::query::ResolvedQuery;
 
     /// Three devices of one NUMA node and one model are requested, and there are only two of each. A search for either
     /// has enough steps to read the clock.
-    fn query() -> Result<Query, serde_json::Error> {
+    #[test]
+    fn attempts_without_constraints_share_the_deadline_of_the_query()
+    -> Result<(), Box<dyn std::error::Error>> {
         let devices: Vec<Value> = (0..40)
             .map(|n| json!({"name": format!("d{n}"), "attributes": {"numa": {"int": n / 2}, "model": {"int": n % 20}}}))
             .collect();
@@ -398,32 +400,30 @@ mod tests {
         let request = json!({"name": "r", "exactly": {"deviceClassName": "any", "count": 3}});
         let same =
             |name| json!({"requests": ["r"], "matchAttribute": format!("gpu.example.com/{name}")});
-        let query = json!({
-            "node": "n1",
-            "classes": [{"metadata": {"name": "any"}, "spec": {}}],
-            "slices": [{"metadata": {"name": "s"}, "spec": spec}],
-            "claims": [{"metadata": {"name": "c", "namespace": "ns"},
-                "spec": {"devices": {"requests": [request], "constraints": [same("numa"), same("model")]}}}],
-        });
-        serde_json::from_value(query)
-    }
+        let claim = json!({"metadata": {"name": "c", "namespace": "ns"},
+            "spec": {"devices": {"requests": [request], "constraints": [same("numa"), same("model")]}}});
+        let class = json!({"metadata": {"name": "any"}, "spec": {}});
+        let cluster = Cluster::default();
+        cluster.update_classes(&serde_json::to_vec(&class)?)?;
+        let slice = json!({"metadata": {"name": "s"}, "spec": spec});
+        cluster.update_slices(&serde_json::to_vec(&slice)?, true)?;
+        cluster.with_query(
+            "n1",
+            &serde_json::to_vec(&claim)?,
+            Options::default(),
+            |query| {
+                let found = constraint(&query).map(|found| found.map(|reason| reason.causes));
+                assert_eq!(found, Ok(Some(vec![Cause::Constraint])));
 
-    #[test]
-    fn attempts_without_constraints_share_the_deadline_of_the_query()
-    -> Result<(), serde_json::Error> {
-        let query = query()?;
-        let (programs, classes) = (Programs::default(), classes_by_name(&query.classes));
-        let resolved = query.resolve(&classes, &programs);
-        let found = constraint(&resolved).map(|found| found.map(|reason| reason.causes));
-        assert_eq!(found, Ok(Some(vec![Cause::Constraint])));
-
-        let late = ResolvedQuery {
-            deadline: resolved.deadline.capped(Duration::ZERO),
-            ..resolved
-        };
-        let is_late = |error: Error| matches!(error, Error::Deadline { .. });
-        assert!(late.allocate().is_err_and(is_late));
-        assert!(constraint(&late).is_err_and(is_late));
+                let late = ResolvedQuery {
+                    deadline: query.deadline.capped(Duration::ZERO),
+                    ..query
+                };
+                let is_late = |error: Error| matches!(error, Error::Deadline { .. });
+                assert!(late.allocate().is_err_and(is_late));
+                assert!(constraint(&late).is_err_and(is_late));
+            },
+        )?;
         Ok(())
     }
 }
