@@ -603,7 +603,8 @@ fn devices_of<'a>(
         let name = name.as_deref().unwrap_or_default();
         (!name.is_empty() && name == node) || (name.is_empty() && everywhere == Some(true))
     };
-    let of_pool = |slice: &&ResourceSlice| slice.spec.driver == driver && slice.spec.pool.name == pool;
+    let of_pool =
+        |slice: &&ResourceSlice| slice.spec.driver == driver && slice.spec.pool.name == pool;
     let newest = query
         .slices
         .iter()
