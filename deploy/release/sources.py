@@ -8,6 +8,8 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from deploy.archives import extract
+
 VERSIONS = {
     "pyproject.toml": r'^version = "(.+)"$',
     "Cargo.toml": r'^version = "(.+)"$',
@@ -52,7 +54,7 @@ def export(root: Path, target: Path) -> None:
     archive = target.with_suffix(".tar")
     git(root, "archive", "--format=tar", f"--output={archive}", "HEAD")
     with tarfile.open(archive) as tar:
-        tar.extractall(target, filter="tar")
+        extract(tar, target, filter_="tar")
     archive.unlink()
 
 
