@@ -8,6 +8,8 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from deploy.archives import extract
+
 VERSIONS = {
     "pyproject.toml": r'^(?:version = "|(?:cluster|simulate) = \["dra-agent-[a-z]+==)([^"\n]+)"',
     "deploy/distributions/cluster/pyproject.toml": r'^(?:version = "|dependencies = \["dra-agent==)([^"\n]+)"',
@@ -56,7 +58,7 @@ def export(root: Path, target: Path) -> None:
     archive = target.with_suffix(".tar")
     git(root, "archive", "--format=tar", f"--output={archive}", "HEAD")
     with tarfile.open(archive) as tar:
-        tar.extractall(target, filter="tar")
+        extract(tar, target, filter_="tar")
     archive.unlink()
 
 

@@ -9,6 +9,8 @@ import sys
 import tarfile
 from pathlib import Path
 
+from deploy.archives import extract
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "3e98ba5794f4b2cc39854b9de1013d11b98fd52a"
 REQUESTED = "DRA_AGENT_TEST_EARLIER"
@@ -29,7 +31,7 @@ def main() -> int:
         return 1
     TREE.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
-        archive.extractall(TREE, filter="data")
+        extract(archive, TREE)
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES_OF_MAKE}
     made = subprocess.run(["make", "build", "PROFILE=dev"], cwd=TREE, env=environment, check=False)
     if made.returncode == 0:

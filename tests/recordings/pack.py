@@ -13,6 +13,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from deploy.archives import extract
+
 import dra_simulate
 from dra_agent.doctor.record import record
 from dra_agent.host import Host
@@ -38,7 +40,7 @@ def pack(root: str, name: str) -> None:
 def unpack(name: str, target: Path) -> Path:
     """Unpack a committed recording; returns its directory."""
     with tarfile.open(DATA / f"{name}.tar.xz") as archive:
-        archive.extractall(target, filter="data")
+        extract(archive, target)
     return target / name
 
 
