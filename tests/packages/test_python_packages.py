@@ -1,4 +1,4 @@
-"""The wheel in a clean environment, and the source distribution."""
+"""The wheels in a clean environment, and the source distribution."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from eventually import eventually
 from packages.conftest import BUILD_TIMEOUT_S, CLAIM, ROOT
 
 ELF = b"\x7fELF"
+WHEELS = ("dra_agent-*.whl", "dra_agent_cluster-*.whl", "dra_agent_simulate-*.whl")
 
 
-def build(script: str, *options: str | Path) -> Path:
+def build(script: str, *options: str | Path) -> list[Path]:
     command: list[str | Path] = [sys.executable, ROOT / "deploy" / script, *options]
     result = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
     assert result.returncode == 0, result.stderr
-    return Path(result.stdout.strip().splitlines()[-1])
+    return [Path(line) for line in result.stdout.split()]
 
 
-def test_a_wheel_in_a_clean_environment_runs_an_agent(tmp_path: Path) -> None:
-    wheel = released.artifact(released.PACKAGES, "dra_agent-*.whl") or build(
-        "wheel.py", "--native", "--output", tmp_path
-    )
+def test_wheels_in_a_clean_environment_run_an_agent(tmp_path: Path) -> None:
+    found = [released.artifact(released.PACKAGES, pattern) for pattern in WHEELS]
+    released_wheels = [wheel for wheel in found if wheel is not None]
+    wheel, *others = released_wheels or build("wheel.py", "--native", "--output", tmp_path)
+    assert len(others) == 2
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", environment], check=True, timeout=BUILD_TIMEOUT_S)
     pip: list[str | Path] = [environment / "bin/pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -46,6 +48,12 @@ def test_a_wheel_in_a_clean_environment_runs_an_agent(tmp_path: Path) -> None:
     state = tmp_path / "state"
     # Without the variables of the test run, which could let it find the repository.
     clean = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    for arguments, missing in ((["capacity", "pod/train"], "cluster"), (["devices", "--simulate", "x"], "simulate")):
+        alone = subprocess.run(
+            [agent, *arguments], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S
+        )
+        assert alone.returncode == 2 and f"pip install 'dra-agent[{missing}]'" in alone.stderr, alone.stderr
+    subprocess.run([*pip, "--no-deps", *others], check=True, timeout=BUILD_TIMEOUT_S)
     flags = ["--standalone", "--simulate", "vm-1gpu", "--state-dir", str(state), "--run-dir", str(tmp_path / "run")]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen([agent, "run", *flags], cwd=tmp_path, env=clean, stdout=log, stderr=log)
@@ -72,11 +80,11 @@ def test_a_wheel_in_a_clean_environment_runs_an_agent(tmp_path: Path) -> None:
 
 def test_the_source_distribution_has_all_sources_and_no_binaries(tmp_path: Path) -> None:
     release = released.artifact(released.PACKAGES, "dra_agent-*.tar.gz")
-    archive = release or build("sdist.py", tmp_path)
+    (archive,) = [release] if release else build("sdist.py", tmp_path)
     with tarfile.open(archive) as opened:
         extract(opened, tmp_path)
     # Two builds of a release are compared by `make release ARGS=--twice`.
-    assert release or build("sdist.py", tmp_path / "again").read_bytes() == archive.read_bytes()
+    assert release or build("sdist.py", tmp_path / "again")[0].read_bytes() == archive.read_bytes()
     (root,) = (path for path in tmp_path.iterdir() if path.is_dir() and path.name.startswith("dra_agent-"))
     assert (root / "PKG-INFO").read_text().startswith("Metadata-Version:")
     assert [path for path in root.rglob("*") if path.is_file() and path.read_bytes().startswith(ELF)] == []
