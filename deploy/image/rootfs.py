@@ -23,7 +23,7 @@ LIBRARY = Path("/usr/local/lib/dra-agent")
 COMMAND = Path("/usr/local/bin/dra-agent")
 FAKE_NVML = Path("dra_agent/simulate/lib")
 NONROOT_UID = 65532
-"""The user of pods that need no file of the host, as in the chart's webhook."""
+"""The user of pods that need no file of the host, as in the chart's check of the configuration."""
 DIRECTORIES = ("dev", "etc", "proc", "run", "sys", "usr/bin", "usr/lib", "usr/sbin", "usr/local/bin", "var/lib")
 USR_LINKS = ("bin", "lib", "lib64", "sbin")
 EXCLUDED_FOLDERS = re.compile(
