@@ -25,7 +25,7 @@ PACKAGES = ("dra_agent", "dra_cluster")
 DEBUG_PACKAGES = ("dra_simulate",)
 """Python packages of this repository that only the debug variant has."""
 NONROOT_UID = 65532
-"""The user of pods that need no file of the host, as in the chart's webhook."""
+"""The user of pods that need no file of the host, as in the chart's check of the configuration."""
 DIRECTORIES = ("dev", "etc", "proc", "run", "sys", "usr/bin", "usr/lib", "usr/sbin", "usr/local/bin", "var/lib")
 USR_LINKS = ("bin", "lib", "lib64", "sbin")
 EXCLUDED_FOLDERS = re.compile(

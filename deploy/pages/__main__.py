@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from deploy.grafana import dashboards
-from deploy.pages import chart_config, chart_values, commands, man, settings
+from deploy.pages import chart_config, chart_values, commands, configuration_policy, man, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,6 +24,7 @@ def main() -> int:
         ROOT / "docs/reference/configuration-keys.md": settings.page(),
         ROOT / "docs/reference/chart-values.md": chart_values.page(),
         ROOT / "deploy/helm/dra-agent/files/config-keys.json": chart_config.text(),
+        ROOT / "deploy/helm/dra-agent/files/configuration-policy.yaml": configuration_policy.text(),
         **{DASHBOARDS / name: text for name, text in dashboards.files().items()},
         **{ROOT / "man" / name: text for name, text in man.pages().items()},
     }

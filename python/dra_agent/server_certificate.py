@@ -1,4 +1,4 @@
-"""The TLS files of a server: certificate, key and the authority of its clients, followed as they change."""
+"""The TLS files of a server: certificate and key, followed as they change."""
 
 from __future__ import annotations
 
@@ -14,53 +14,31 @@ from dra_agent.memory_file import memory_file
 log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 1 << 20
-"""Of a certificate with its chain, of a key, or of a bundle of authorities."""
+"""Of a certificate with its chain, or of a key."""
+SETTINGS = ("metrics_tls_cert", "metrics_tls_key")
+"""The keys of the configuration that name the files."""
 
 _Identity = tuple[tuple[int, int, int], ...]
-_CERTIFICATE, _KEY, _CLIENT_CA = range(3)
+_CERTIFICATE, _KEY = range(2)
 _HINTS = (
     "give a PEM certificate, followed by its chain",
     "give the PEM key of the certificate, without passphrase",
-    "give a PEM bundle with the authority of the clients' certificates",
 )
 
 
 class ReloadingCertificate:
-    """A TLS context that follows its files: `context` is of the newest files that are whole and fit.
+    """A TLS context that follows its files: `context` is of the newest files that are whole and fit."""
 
-    With `client_ca`, clients may show a certificate, and the handshake fails for one that this authority did not issue
-    for clients, or that is not valid now. That one was shown is not enforced here, as probes have none.
-    """
-
-    def __init__(
-        self,
-        certificate: Path,
-        key: Path,
-        client_ca: Path | None = None,
-        *,
-        settings: tuple[str, str, str] = ("--tls-cert", "--tls-key", "--client-ca"),
-    ) -> None:
-        """Load them. Raises UsageError for a file that cannot be used; `settings` are where the files are named."""
-        self._certificate, self._key, self._client_ca = certificate, key, client_ca
-        self._settings = settings
-        self._paths = [path for path in (certificate, key, client_ca) if path is not None]
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Load them. Raises UsageError for a file that cannot be used."""
+        self._paths = (certificate, key)
         self._logged = ""
         try:
             self._loaded = self._identity()
             self.context = self._load()
         except _UnusableError as error:
-            where = f"{settings[error.file]} ({self._paths[error.file]})"
+            where = f"{SETTINGS[error.file]} ({self._paths[error.file]})"
             raise UsageError(error.reason, where=where, hint=_HINTS[error.file]) from error
-
-    @property
-    def unusable(self) -> bool:
-        """True if the files are newer but unusable, so that the old certificate is used until it expires."""
-        return bool(self._logged)
-
-    @property
-    def files(self) -> list[str]:
-        """The paths of all that is followed."""
-        return [str(path) for path in self._paths]
 
     def refresh(self) -> bool:
         """Return whether `context` was reloaded from replaced files; incomplete files are retried."""
@@ -73,9 +51,12 @@ class ReloadingCertificate:
             if self._identity() != identity:
                 return False
         except _UnusableError as error:
-            reason = f"{self._settings[error.file]}: {error.reason}"
+            reason = f"{SETTINGS[error.file]}: {error.reason}"
             if reason != self._logged:
-                log.error("the new certificate cannot be used", extra={"reason": reason, "files": self.files})
+                log.error(
+                    "the new certificate cannot be used",
+                    extra={"reason": reason, "files": [str(path) for path in self._paths]},
+                )
             self._logged = reason
             return False
         self.context, self._loaded, self._logged = context, identity, ""
@@ -95,10 +76,6 @@ class ReloadingCertificate:
             _use(_CERTIFICATE, lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path))
             with memory_file(key) as key_path:
                 _use(_KEY, lambda: context.load_cert_chain(path, key_path, password=_no_passphrase))
-        if self._client_ca is not None:
-            context.verify_mode = ssl.CERT_OPTIONAL
-            with memory_file(self._read(_CLIENT_CA)) as path:
-                _use(_CLIENT_CA, lambda: context.load_verify_locations(path))
         return context
 
     def _read(self, file: int) -> bytes:

@@ -25,7 +25,7 @@ from dra_agent.metrics.access import EndpointAccess
 from dra_agent.metrics.http_server import HttpServer
 from dra_agent.telemetry.settings import TelemetrySettings
 from eventually import DEADLINE_S, eventually
-from webhook.keys import Secret
+from tls_secret import Secret
 
 from .conftest import Start
 

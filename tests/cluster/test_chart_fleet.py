@@ -22,14 +22,13 @@ from cluster.kube.workload import Namespace, container, request
 
 HOME = "fleet"
 RELEASE = "fleet"
-WEBHOOK = {"enabled": True, "replicas": 3, "tlsSecret": "tls", "caBundle": "Q0E="}
 POOL = {"name": "gpu", "nodeSelector": {"example.com/pool": "gpu"}, "runtimeClassName": "nvidia", "mig": "read"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "updates": {"updateStrategy": {"maxSurge": 0, "maxUnavailable": 3}, "minReadySeconds": 0},
     "by hand": {"updateStrategy": {"type": "OnDelete"}, "hostNetwork": True},
     "pools": {"pools": [POOL, {**POOL, "name": "b", "nodeSelector": {"example.com/pool": "b"}, "hostNetwork": True}]},
-    "webhook": {"webhook": WEBHOOK, "criticalPodsQuota": {"create": True}},
+    "quota": {"criticalPodsQuota": {"create": True}},
     "nodes": {"nodes": "accelerators", "flowControl": {"create": True}, "apiServer": {"host": "api.example.com"}},
     "classes": {"deviceClasses": {"prefix": "x-", "labels": {"a": "b"}, "extendedResourceNames": {"gpu": "a.com/gpu"}}},
 }

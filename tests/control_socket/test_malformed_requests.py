@@ -13,7 +13,6 @@ from dra_agent.errors import PermanentError, UsageError
 from dra_agent.reclaim import control as reclaim
 from dra_agent.standalone import protocol as standalone
 from dra_agent.status import release_socket
-from dra_agent.webhook.admission import MalformedReviewError, review
 
 DEEP = b'{"none":' + b"[" * 3000
 
@@ -46,12 +45,6 @@ def test_malformed_hook_request_is_refused(line: bytes, tmp_path: Path) -> None:
     hooks = HookServer(tmp_path / "s", {})
     with pytest.raises(PermanentError, match="not understood"):
         asyncio.run(hooks.handle(line))
-
-
-@pytest.mark.parametrize("body", malformed("apiVersion"))
-def test_malformed_admission_review_is_refused(body: bytes) -> None:
-    with pytest.raises(MalformedReviewError, match="not an AdmissionReview"):
-        review(body, "d.example.com", {})
 
 
 def test_malformed_metadata_file_is_ignored() -> None:

@@ -1,4 +1,4 @@
-"""Every metric of the agent and of the webhook, with one series at least, and the rows of the page about them."""
+"""Every metric of the agent, with one series at least, and the rows of the page about them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from dra_agent.metrics.reclaim import ReclaimSnapshot, SourceSnapshot
 from dra_agent.metrics.registry import Metrics
 from dra_agent.metrics.snapshot import DeviceInfo, DeviceTaint, MetricsSnapshot
 from dra_agent.metrics.telemetry import TelemetryMetrics
-from dra_agent.metrics.webhook import WebhookMetrics
 from dra_agent.publish import PublisherStats
 from dra_agent.telemetry.accounting import ClaimUsage
 from dra_agent.telemetry.claim_pods import ClaimPods
@@ -30,14 +29,14 @@ _ROW = re.compile(r"^\| (`[^|]*) \| (gauge|counter|histogram)\b[^|]*\|([^|]*)\|"
 _TELEMETRY_ROW = re.compile(r"^\| (`[a-z][^|]*) \| (gauge|counter) \|", re.MULTILINE)
 
 
-def expositions() -> tuple[str, str]:
-    """Return /metrics of an agent, and of the webhook."""
-    return _agent().render()[0].decode(), _webhook().render()[0].decode()
+def exposition() -> str:
+    """Return /metrics of an agent."""
+    return _agent().render()[0].decode()
 
 
 def exported_types() -> dict[str, str]:
     """Return the types by name."""
-    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", "".join(expositions()), re.MULTILINE))
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", exposition(), re.MULTILINE))
 
 
 def documented_types() -> dict[str, str]:
@@ -106,9 +105,3 @@ def _telemetry() -> TelemetryMetrics:
         pods=pods,
         containers=lambda: [("team-a", "train", "train-0", "c")],
     )
-
-
-def _webhook() -> WebhookMetrics:
-    metrics = WebhookMetrics(cast(Any, SimpleNamespace(unusable=False)))
-    metrics.of(cast(Any, SimpleNamespace(connections=0, closed=0)))
-    return metrics

@@ -106,8 +106,7 @@ def test_the_hook_checks_the_file_of_each_pool_with_its_image(render: Render, tm
 
 
 def test_no_object_of_the_chart_selects_the_pod_of_the_hook(render: Render) -> None:
-    webhook = {"enabled": True, "tlsSecret": "a", "caBundle": "Q0E="}
-    objects = render({**HOOK, "webhook": webhook, "pools": [POOL]})
+    objects = render({**HOOK, "pools": [POOL]})
     labels = job(objects)["spec"]["template"]["metadata"]["labels"]
     selectors = [
         found["spec"].get("selector") or found["spec"]["podSelector"]

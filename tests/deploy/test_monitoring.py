@@ -17,7 +17,6 @@ from deploy.rendering import CHART, ROOT, RefusedError, Render, objects_by_name,
 ALERTS = CHART / "files/alerts.yaml"
 ALERT_TESTS = Path(__file__).with_name("alerts.test.yaml")
 OPERATOR = tuple(f"monitoring.coreos.com/v1/{kind}" for kind in ("PodMonitor", "PrometheusRule", "ServiceMonitor"))
-WEBHOOK = {"enabled": True, "tlsSecret": "a", "caBundle": "Q0E="}
 POOL = {"name": "gpu", "nodeSelector": {"pool": "gpu"}}
 
 
@@ -27,13 +26,13 @@ def rules() -> list[dict[str, Any]]:
 
 
 def monitor(render: Render, **values: Any) -> dict[str, Any]:
-    values = {"metrics": {"podMonitor": {"create": True, **values}}, "webhook": WEBHOOK, "pools": [POOL]}
+    values = {"metrics": {"podMonitor": {"create": True, **values}}, "pools": [POOL]}
     objects = render(values, api_versions=OPERATOR)
     spec = only_object(objects, "PodMonitor")["spec"]
     selector = spec["selector"]
     (expression,) = selector["matchExpressions"]
-    pods = [found["spec"]["template"] for found in objects if found["kind"] in ("DaemonSet", "Deployment")]
-    assert len(pods) == 3
+    pods = [found["spec"]["template"] for found in objects if found["kind"] in ("DaemonSet",)]
+    assert len(pods) == 2
     for pod in pods:
         labels = pod["metadata"]["labels"]
         assert selector["matchLabels"].items() <= labels.items() and labels[expression["key"]] in expression["values"]
@@ -42,7 +41,7 @@ def monitor(render: Render, **values: Any) -> dict[str, Any]:
     return only_object(objects, "PodMonitor")
 
 
-def test_pod_monitor_selects_all_agents_and_the_webhook(render: Render) -> None:
+def test_pod_monitor_selects_all_agents(render: Render) -> None:
     (endpoint,) = monitor(render)["spec"]["podMetricsEndpoints"]
     assert endpoint["relabelings"] == [{"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}]
     assert "interval" not in endpoint
@@ -54,8 +53,8 @@ def test_pod_monitor_selects_all_agents_and_the_webhook(render: Render) -> None:
     assert found["metadata"]["labels"]["release"] == "prometheus"
 
 
-def test_service_monitor_selects_a_service_of_all_agents_and_the_webhook(render: Render) -> None:
-    values = {"metrics": {"serviceMonitor": {"create": True, "interval": "30s"}}, "webhook": WEBHOOK, "pools": [POOL]}
+def test_service_monitor_selects_a_service_of_all_agents(render: Render) -> None:
+    values = {"metrics": {"serviceMonitor": {"create": True, "interval": "30s"}}, "pools": [POOL]}
     objects = render(values, api_versions=OPERATOR)
     found = only_object(objects, "ServiceMonitor")["spec"]
     selector = found["selector"]["matchLabels"].items()
@@ -69,11 +68,11 @@ def test_service_monitor_selects_a_service_of_all_agents_and_the_webhook(render:
     selected = [
         port["targetPort"] in {named["name"] for container in pod["spec"]["containers"] for named in container["ports"]}
         for one in objects
-        if one["kind"] in ("DaemonSet", "Deployment")
+        if one["kind"] in ("DaemonSet",)
         for pod in [one["spec"]["template"]]
         if service["selector"].items() <= pod["metadata"]["labels"].items()
     ]
-    assert selected == [True] * 3
+    assert selected == [True] * 2
     assert "PodMonitor" not in {one["kind"] for one in objects}
 
 
@@ -86,9 +85,9 @@ FILES = {
 
 
 def test_metrics_of_all_pods_can_have_tls_and_a_token(render: Render) -> None:
-    objects = render({"metrics": PROTECTED, "webhook": WEBHOOK, "pools": [POOL]})
-    pods = [one["spec"]["template"]["spec"] for one in objects if one["kind"] in ("DaemonSet", "Deployment")]
-    assert len(pods) == 3
+    objects = render({"metrics": PROTECTED, "pools": [POOL]})
+    pods = [one["spec"]["template"]["spec"] for one in objects if one["kind"] in ("DaemonSet",)]
+    assert len(pods) == 2
     for pod in pods:
         (container,) = pod["containers"]
         values = {one["name"]: one.get("value") for one in container["env"]}
@@ -107,7 +106,7 @@ def test_metrics_of_all_pods_can_have_tls_and_a_token(render: Render) -> None:
             assert [item["key"] for item in found["items"]] == keys == [item["path"] for item in found["items"]]
         for probe in ("livenessProbe", "readinessProbe"):
             assert container[probe]["httpGet"]["port"] in ("health", "https"), "not that of /metrics"
-    plain = render({"webhook": WEBHOOK})
+    plain = render()
     assert not [name for name in FILES if name in str(plain)]
 
 

@@ -173,10 +173,6 @@ def test_network_policy_covers_every_pool(render: Render) -> None:
     for spec in daemonsets(render, GPU, NET).values():
         labels = spec["template"]["metadata"]["labels"]
         assert policy["matchLabels"].items() <= labels.items() and labels[expression["key"]] in expression["values"]
-    webhook = {"enabled": True, "tlsSecret": "a", "caBundle": "Q0E="}
-    objects = render({"pools": [GPU], "webhook": webhook})
-    labels = only_object(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
-    assert labels[expression["key"]] not in expression["values"]
     host = render({"hostNetwork": True, "pools": [{**GPU, "hostNetwork": False}]})
     assert only_object(host, "NetworkPolicy"), "the pods of the pool have the pod network"
     assert not [found for found in render({"hostNetwork": True, "pools": [NET]}) if found["kind"] == "NetworkPolicy"]

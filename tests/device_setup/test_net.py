@@ -223,6 +223,22 @@ def settings(**interface: Any) -> dict[str, Any]:
         ({"name": "net1", "addresses": ["10.0.0.5/24", 5]}, "interface.addresses[1]", "expected `str`"),
         ({"name": "net1", "addresses": ["10.0.0.500/24"]}, "interface", r"addresses\[0\]: '10.0.0.500/24' does not"),
         ({"name": "net1", "addresses": ["10.0.0.5/33"]}, "interface", r"addresses\[0\]: '10.0.0.5/33' does not"),
+        ({"name": "net1", "addresses": ["10.0.0.5/024"]}, "interface.addresses[0]", "matching regex"),
+        (
+            {"name": "net1", "addresses": ["::ffff:10.0.0.5/120"]},
+            "interface",
+            r"addresses\[0\]: ::ffff:\S+ is an IPv4 address in the notation of IPv6",
+        ),
+        (
+            {"name": "net1", "routes": [{"destination": "::ffff:10.1.0.0/112"}]},
+            "interface.routes[0]",
+            "destination: .*notation of IPv6",
+        ),
+        (
+            {"name": "net1", "routes": [{"destination": "fd00::/64", "gateway": "::ffff:10.1.0.1"}]},
+            "interface.routes[0]",
+            "gateway: .*notation of IPv6",
+        ),
         ({"name": "net1", "addresses": ["10.0.0.5/24"] * 65}, "interface.addresses", "length <= 64"),
         ({"addresses": ["10.0.0.5/24"]}, "interface", "addresses: only for an interface that has a name"),
         ({"routes": [{"destination": "10.1.0.0/16"}]}, "interface", "routes: only for an interface that has a name"),

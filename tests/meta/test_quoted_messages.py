@@ -24,6 +24,7 @@ COMMANDS = {
 }
 COMMANDS |= {"python", "systemctl"}
 OTHERS = {
+    "certificate has expired": "OpenSSL",
     "images import dra-agent-image": "an option of ctr",
     "is in the process of being allocated": "a scheduler",
     "no instance type can satisfy the allocation": "Karpenter",

@@ -41,7 +41,6 @@ EXTRA_TESTS = {
         "tests/cli/test_config.py",
         "tests/cli/test_claims.py",
         "tests/device_setup/test_limits.py",
-        "tests/webhook/test_admission.py",
     ),
     "reclaim": ("tests/docs/test_generated_pages.py",),
 }

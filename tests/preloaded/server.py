@@ -46,7 +46,6 @@ MODULES = (
     "dra_agent.agent.mps_supervisor",
     "dra_agent.agent.setup_registry",
     "dra_agent.agent.standalone_mode",
-    "dra_agent.agent.webhook_runner",
     "dra_agent.cdi.directory",
     "dra_agent.cdi.edits.nvidia",
     "dra_agent.cdi.edits.registry",
@@ -65,7 +64,6 @@ MODULES = (
     "dra_agent.cli.shown_host",
     "dra_cluster.cli.slices_template",
     "dra_agent.cli.topology",
-    "dra_agent.cli.webhook",
     "dra_agent.device_setup.amd",
     "dra_agent.device_setup.mig",
     "dra_agent.device_setup.net",
@@ -92,7 +90,7 @@ MODULES = (
     "rich.tree",
     "yaml",
 )
-"""What agents, the webhook and common commands import. No module of these starts a thread."""
+"""What agents and common commands import. No module of these starts a thread."""
 
 
 RECORDED = "DRA_AGENT_MUTANTS_TRACE"

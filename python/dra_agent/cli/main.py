@@ -16,7 +16,7 @@ from dra_agent.cli.parser import build_parser, command_module
 from dra_agent.cli.terminal import guarded
 from dra_agent.errors import AgentError
 
-SERVICES = ("run", "webhook")
+SERVICE = "run"
 DEBUG = "DRA_AGENT_DEBUG"
 COMPLETION = "_ARGCOMPLETE"
 """Set by the scripts of `dra-agent completion`, which want candidates and not a command."""
@@ -81,7 +81,7 @@ def _run(arguments: list[str]) -> int:
 
         completion.answer()
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
-    if chosen in SERVICES:
+    if chosen == SERVICE:
         # Before slow imports: the first process of a container cannot be stopped until it handles signals.
         from dra_agent.agent import signals
 

@@ -29,7 +29,6 @@ COMMANDS = {
     "explain": "explain why a claim does not fit, device by device",
     "capacity": "count how many more copies of a pod or claim fit, and what limits each node",
     "config": "check and show the agent's configuration, and that in claims and classes",
-    "webhook": "refuse mistaken configuration when it is applied (optional)",
     "reclaim": "start, cancel or show the reclaim of this node",
     "cdi": "show and check CDI specs",
     "doctor": "find problems of this host and how to fix them",

@@ -12,10 +12,9 @@ from dra_agent.bearer_tokens import BearerTokens
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, ok, problem, warning
 from dra_agent.errors import UsageError
-from dra_agent.server_certificate import MAX_FILE_BYTES, ReloadingCertificate
+from dra_agent.server_certificate import MAX_FILE_BYTES, SETTINGS, ReloadingCertificate
 
 EXPIRY_WARNING_S = 7 * 86400
-_SETTINGS = ("metrics_tls_cert", "metrics_tls_key", "")
 
 
 def check_endpoint(context: CheckContext) -> Iterator[Finding]:
@@ -47,9 +46,9 @@ def _unusable(error: UsageError) -> Finding:
 
 
 def _certificate(certificate: Path, key: Path) -> Iterator[Finding]:
-    where = f"{_SETTINGS[0]} ({certificate})"
+    where = f"{SETTINGS[0]} ({certificate})"
     try:
-        shown = ReloadingCertificate(certificate, key, settings=_SETTINGS)
+        shown = ReloadingCertificate(certificate, key)
         anchor = user_file.read(certificate, MAX_FILE_BYTES).decode("ascii", "replace")
         expiry_s, reason = _verify(shown.context, anchor)
     except UsageError as error:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from dra_agent.bearer_tokens import BearerTokens
     from dra_agent.server_certificate import ReloadingCertificate
 
-CERTIFICATE_SETTINGS = ("metrics_tls_cert", "metrics_tls_key", "")
 TOKEN_SETTING = "metrics_token_file"  # noqa: S105 - the name of a key
 
 
@@ -26,7 +25,7 @@ class EndpointAccess:
         if certificate is not None and key is not None:
             from dra_agent.server_certificate import ReloadingCertificate
 
-            self._certificate = ReloadingCertificate(certificate, key, settings=CERTIFICATE_SETTINGS)
+            self._certificate = ReloadingCertificate(certificate, key)
         if tokens is not None:
             from dra_agent.bearer_tokens import BearerTokens
 

@@ -80,7 +80,7 @@ def without_kind(parameters: Mapping[str, Any]) -> dict[str, Any]:
 GROUP = "resource.k8s.io"
 MAX_CONFIGS = 32
 """Entries of one object; the API server refuses an object with more (DeviceConfigMaxSize of resource.k8s.io)."""
-_CONFIG = {
+CONFIG_PATHS = {
     "ResourceClaim": "spec.devices.config",
     "ResourceClaimTemplate": "spec.spec.devices.config",
     "DeviceClass": "spec.config",
@@ -114,7 +114,7 @@ def _parameters(value: Mapping[str, Any], driver: str, setups: Mapping[Kind, Dev
         yield "", value
     if group != GROUP:
         return
-    path = _CONFIG.get(str(value.get("kind")))
+    path = CONFIG_PATHS.get(str(value.get("kind")))
     found: Any = value
     for step in path.split(".") if path is not None else ():
         found = found.get(step) if isinstance(found, Mapping) else None
@@ -127,6 +127,8 @@ def _parameters(value: Mapping[str, Any], driver: str, setups: Mapping[Kind, Dev
 
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+RULES = "x-kubernetes-validations"
+"""Rules in CEL, as in the schema of a CustomResourceDefinition: for checks that JSON schema cannot express."""
 
 
 def schema(setups: Iterable[DeviceSetup]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Requests on local sockets and reviews of the API server: the first byte selects the kind, the rest is the request.
+"""Requests on local sockets: the first byte selects the kind, the rest is the request.
 
 It is decoded, or refused with a message; a decoded request that is encoded decodes to the same.
 """
@@ -17,9 +17,7 @@ from dra_agent.errors import AgentError
 from dra_agent.reclaim import control as reclaim
 from dra_agent.standalone import protocol as standalone
 from dra_agent.status import release_socket
-from dra_agent.webhook.admission import MalformedReviewError, review
 
-_DRIVER = "d.example.com"
 _loop = asyncio.new_event_loop()
 _hooks = HookServer(Path("/nonexistent/hooks.sock"), {"limit": bool, "interface": bool})
 _DECODERS: tuple[Callable[[bytes], Any], ...] = (
@@ -33,14 +31,12 @@ def check(data: bytes) -> None:
     """Read a request as the agent does."""
     kind, text = (data[0], data[1:]) if data else (0, b"")
     try:
-        match kind % 5:
+        match kind % 4:
             case 3:
                 _loop.run_until_complete(_hooks.handle(text))
-            case 4:
-                review(text, _DRIVER, {})
             case decoder:
                 request = _DECODERS[decoder](text)
                 written = msgspec.json.encode(request)
                 assert _DECODERS[decoder](written) == request, "the encoded request is another request"
-    except (AgentError, MalformedReviewError) as error:
+    except AgentError as error:
         assert str(error), "a refusal without a message"

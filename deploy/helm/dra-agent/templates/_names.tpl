@@ -57,10 +57,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- toYaml $labels }}
 {{- end }}
 
-{{- define "dra-agent.webhookLabel" -}}
-{{- printf "%s-webhook" (include "dra-agent.name" . | trunc 55 | trimSuffix "-") }}
-{{- end }}
-
 {{- define "dra-agent.image" -}}
 {{- if .Values.image.digest }}
 {{- printf "%s@%s" .Values.image.repository .Values.image.digest }}

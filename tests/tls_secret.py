@@ -1,4 +1,4 @@
-"""Certificates for a webhook, made by openssl and replaced as the kubelet replaces files of a Secret volume."""
+"""Certificates for a server, made by openssl and replaced as the kubelet replaces files of a Secret volume."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Secret:
         generation = self.folder / f"..{self._generation}"
         generation.mkdir()
         command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        command += ["-subj", "/CN=webhook", "-addext", f"subjectAltName={','.join(self._names)}", "-days", "2"]
+        command += ["-subj", "/CN=server", "-addext", f"subjectAltName={','.join(self._names)}", "-days", "2"]
         command += ["-keyout", str(generation / "tls.key"), "-out", str(generation / "tls.crt")]
         subprocess.run(command, check=True, capture_output=True)
         if certificate is not None:
