@@ -31,9 +31,9 @@ lock: ## update requirements.lock from pyproject.toml
 
 # The sources of each of the three targets: an edit of one crate rebuilds one target.
 sources_of = $(shell find $(addprefix rust/,$(1)) -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
-FAKE_SOURCES   := $(call sources_of,nvml-fake)
+FAKE_SOURCES   := $(call sources_of,lab/nvml-fake)
 HOOK_SOURCES   := $(call sources_of,hook)
-NATIVE_SOURCES := $(call sources_of,$(filter-out fuzz hook nvml-fake,$(notdir $(wildcard rust/*))))
+NATIVE_SOURCES := $(call sources_of,$(filter-out hook lab,$(notdir $(wildcard rust/*))))
 
 # The extension of one profile replaces that of another, and so does its stamp. The two small targets are always built
 # for release.
@@ -199,7 +199,7 @@ mutants-rust: $(CARGO_MUTANTS) $(SYNC) ## find code changes in the Rust crates t
 	@export CARGO_TARGET_DIR=$(abspath target/mutants/build) DRA_TEST_SAMPLE=11 \
 	  PROPTEST_RNG_SEED=1 PROPTEST_MAX_SHRINK_ITERS=0 PROPTEST_DISABLE_FAILURE_PERSISTENCE=1; \
 	$(foreach crate,$(CRATES),mkdir -p target/mutants/$(crate); \
-	  nice -n 15 $(CARGO_MUTANTS) mutants --manifest-path rust/$(crate)/Cargo.toml --jobs 1 --sharding round-robin --output target/mutants/$(crate) \
+	  nice -n 15 $(CARGO_MUTANTS) mutants --manifest-path $(wildcard rust/$(crate)/Cargo.toml rust/*/$(crate)/Cargo.toml) --jobs 1 --sharding round-robin --output target/mutants/$(crate) \
 	    $(addprefix -C=,--locked $(or $(MUTANTS_$(crate)),--tests)) $(ARGS); ended=$$?; \
 	  if [ $$ended != 0 ] && [ $$ended != 2 ] && [ $$ended != 3 ]; then exit $$ended; fi; ) \
 	$(PY) tests/mutants/rust.py $(addprefix target/mutants/,$(CRATES))

@@ -159,7 +159,7 @@ def test_a_wheel_does_not_depend_on_the_directory_of_its_build(tmp_path: Path) -
     contents: list[dict[str, bytes]] = []
     for name in ("one", "second-build"):
         wheel = tmp_path / f"{name}.whl"
-        bill = json.dumps({"bom-ref": f"path+file:///{name}/src/rust/api#dra-api"})
+        bill = json.dumps({"bom-ref": f"path+file:///{name}/src/rust/engine/api#dra-api"})
         with zipfile.ZipFile(wheel, "w") as archive:
             archive.writestr("a-1.dist-info/sboms/a.json", bill)
             archive.writestr("a-1.dist-info/RECORD", f"a-1.dist-info/sboms/a.json,sha256=old,{len(bill)}\n")
@@ -167,7 +167,7 @@ def test_a_wheel_does_not_depend_on_the_directory_of_its_build(tmp_path: Path) -
         with zipfile.ZipFile(wheel) as archive:
             contents.append({entry: archive.read(entry) for entry in archive.namelist()})
     assert contents[0] == contents[1]
-    bill = '{"bom-ref": "path+file:///src/rust/api#dra-api"}'
+    bill = '{"bom-ref": "path+file:///src/rust/engine/api#dra-api"}'
     assert contents[0]["a-1.dist-info/sboms/a.json"].decode() == bill
     assert contents[0]["a-1.dist-info/RECORD"].decode().endswith(f",{len(bill)}\n")
 

@@ -5,7 +5,7 @@ python3 tests/fuzz/corpus.py unpack target/inputs         # all of them as files
 python3 tests/fuzz/corpus.py add quantity FILE...         # add inputs, or replace those of the same name
 python3 tests/fuzz/corpus.py remove quantity NAME...      # remove inputs
 
-It needs the standard library only, because `cargo test` runs it too (rust/fuzz/tests/corpus.rs).
+It needs the standard library only, because `cargo test` runs it too (rust/lab/fuzz/tests/corpus.rs).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every committed input of a Python target keeps its properties; `rust/fuzz/tests/corpus.rs` checks the Rust ones."""
+"""Committed inputs of Python targets keep their properties; `rust/lab/fuzz/tests/corpus.rs` checks those of Rust."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def quoted_parts(page: str) -> Iterator[str]:
 def test_quoted_messages_exist() -> None:
     sources = [
         *(text for path in ROOT.glob("python/**/*.py") for text in strings(path.read_text())),
-        *(path.read_text() for path in ROOT.glob("rust/*/src/**/*.rs")),
+        *(path.read_text() for path in ROOT.glob("rust/**/src/**/*.rs")),
         *(path.read_text() for path in ROOT.glob("deploy/helm/**/*.yaml")),
     ]
     messages = "\n".join(sources).lower()

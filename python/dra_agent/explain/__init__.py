@@ -1,6 +1,6 @@
 """Explains the allocation of a claim: every device of a node, with all reasons against it.
 
-The allocator (rust/allocator) evaluates the claims; this package is its Python interface, and reads files.
+The allocator (rust/engine/allocator) evaluates the claims; this package is its Python interface, and reads files.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ DERIVED_ATTRIBUTES = "DRADerivedAttributes"
 """The feature gate of attributes that a claim computes for its constraints."""
 COMPATIBILITY_GROUPS = "DRADeviceCompatibilityGroups"
 """The feature gate of groups of devices that exclude each other; the allocator names it in its error about such a pool
-(rust/allocator/src/pools.rs)."""
+(rust/engine/allocator/src/pools.rs)."""
 _LIST_TYPES = frozenset({"ints", "bools", "strings", "versions"})
 
 

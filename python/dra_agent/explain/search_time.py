@@ -9,7 +9,7 @@ from dra_agent.api_object import Object, requests_of
 ATTEMPT_S = 0.5
 MAX_ATTEMPTS_S = 5.0
 """What `Cluster.explain` needs at most after its deadlines: an attempt for each claim and request, and all attempts
-(rust/allocator/src/explain/joint_conflicts.rs)."""
+(rust/engine/allocator/src/explain/joint_conflicts.rs)."""
 
 
 def search_s(seconds: float, claims: Sequence[Object]) -> float:

@@ -39,7 +39,7 @@ MAX_CONCURRENCY = 8
 SWEEP_SHARE = 0.4
 """The part of the time in which all nodes are examined, before the devices of some are explained."""
 TIMEOUT = "no result within"
-"""The begin of the error of a search that reached its deadline (rust/allocator/src/error.rs)."""
+"""The begin of the error of a search that reached its deadline (rust/engine/allocator/src/error.rs)."""
 FITS = "fits"
 NOT_EVALUATED = "not evaluated"
 LATE = f"{NOT_EVALUATED}: no result in time"

@@ -12,7 +12,7 @@ use crate::sample::one_in;
 pub const TARGET: Target = Target {
     name: "cel",
     check,
-    // The heap takes at most twice the memory limit of an evaluation (rust/cel/tests/memory.rs), and the
+    // The heap takes at most twice the memory limit of an evaluation (rust/engine/cel/tests/memory.rs), and the
     // result as JSON.
     heap_bytes: 3 * MEMORY_LIMIT_BYTES,
     cpu: Duration::from_secs(30),

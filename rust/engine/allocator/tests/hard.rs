@@ -103,7 +103,7 @@ fn for_each_device(question: &mut Value, mut change: impl FnMut(&str, &mut Value
 }
 
 fn check_answers(change: impl Fn(&mut Value)) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/allocator/hard.jsonl");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/allocator/hard.jsonl");
     let text = std::fs::read_to_string(path).unwrap();
     let mut wrong = Vec::new();
     for line in text.lines() {

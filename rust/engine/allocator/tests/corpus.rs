@@ -12,7 +12,7 @@ use question::{Question, pruning_after};
 use serde_json::Value;
 
 fn corpus() -> Vec<(String, Question, Value)> {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/allocator");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/allocator");
     let mut lines = Vec::new();
     for file in ["corpus.jsonl", "gated.jsonl"] {
         let text = std::fs::read_to_string(directory.join(file)).unwrap();

@@ -13,7 +13,7 @@ use std::thread;
 use dra_fuzz::TARGETS;
 
 fn unpack(corpus: &Path) {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/fuzz/corpus.py");
     let result = Command::new("python3")
         .arg(&script)
         .arg("unpack")
@@ -36,7 +36,7 @@ fn inputs(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn every_committed_input_keeps_the_properties_of_its_target() {
     // As much stack as the main thread of a process has. `cel` alone needs it, and only unoptimized, where the parser takes
-    // more than 100 KiB for one level of parentheses (rust/cel/tests/small_stack.rs has the stack of a thread).
+    // more than 100 KiB for one level of parentheses (rust/engine/cel/tests/small_stack.rs has the stack of a thread).
     let replay = thread::Builder::new().stack_size(8 << 20).spawn(replay);
     replay.unwrap().join().unwrap();
 }

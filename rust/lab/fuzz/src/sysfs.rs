@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::Target;
 use crate::sample::one_in;
 
-#[path = "../../topology/tests/tree/mod.rs"]
+#[path = "../../../topology/tests/tree/mod.rs"]
 mod tree;
 
 use tree::{AMD_GPU, BRIDGE, GPU, NIC, Tree};

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use crate::Target;
 
-#[path = "../../ledger/tests/faulty/mod.rs"]
+#[path = "../../../ledger/tests/faulty/mod.rs"]
 mod faulty;
 
 use faulty::{FaultyDisk, without_zeros};

@@ -8,7 +8,7 @@ use serde_json::Value;
 #[test]
 fn quantities_are_what_kubernetes_makes_of_them() {
     let default =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/api/golden/quantities.jsonl");
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/api/golden/quantities.jsonl");
     let path = std::env::var_os("DRA_API_QUANTITIES").map_or(default, Into::into);
     let golden = std::fs::read_to_string(&path)
         .unwrap_or_else(|error| panic!("{}: {error}", path.display()));

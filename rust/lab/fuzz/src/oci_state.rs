@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::Target;
 
-#[path = "../../hook/src/oci.rs"]
+#[path = "../../../hook/src/oci.rs"]
 mod oci;
 
 pub const TARGET: Target = Target {
