@@ -43,6 +43,6 @@ def test_left_out_tests_are_counted_by_reason(tmp_path: Path, workers: str) -> N
     assert "1 passed" in lines[-1]
 
 
-@pytest.mark.parametrize("place", [place for places in tiers.PLACES.values() for place in places])
+@pytest.mark.parametrize("place", tiers.PLACES)
 def test_every_place_of_the_table_exists(place: str) -> None:
     assert (TESTS / place).exists()
