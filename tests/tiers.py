@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 NAME = "thorough"
+TESTS = Path(__file__).parent
 
 GO = pytest.mark.thorough("compare with Kubernetes' own Go code")
 PROGRAMS = pytest.mark.thorough("need a program that the build does not need: a browser, promtool, helm, lspci, podman")
@@ -33,6 +35,108 @@ FIXTURES = {
 }
 """A test with one of these fixtures has its mark."""
 
+PLACES: dict[str, pytest.MarkDecorator] = {
+    **dict.fromkeys(
+        (
+            "agent/test_walks.py",
+            "benchmarks",
+            "deploy",
+            "docs",
+            "gpu",
+            "measures",
+            "meta",
+            "mutants",
+        ),
+        HOUSE,
+    ),
+    **dict.fromkeys(
+        (
+            "cdi/test_runtime.py",
+            "cli/test_completion.py",
+            "cli/test_without_root.py",
+            "device_setup/test_net_move.py",
+            "doctor/test_endpoint.py",
+            "fake_apiserver/test_credentials.py",
+            "fake_apiserver/test_hostile_network.py",
+            "fake_apiserver/test_proxy.py",
+            "fake_apiserver/test_thread_reads.py",
+            "page/test_browser.py",
+            "reclaim/test_logind.py",
+            "reclaim/test_shutdown.py",
+            "simulate/test_gpu_command.py",
+            "telemetry/test_top_cluster.py",
+        ),
+        PROGRAMS,
+    ),
+    **dict.fromkeys(
+        (
+            "agent/test_amd_partitions.py",
+            "agent/test_commands_with_agent.py",
+            "agent/test_conflict_filter.py",
+            "agent/test_downgrade.py",
+            "agent/test_driver_root.py",
+            "agent/test_files_reference.py",
+            "agent/test_gone_claims.py",
+            "agent/test_host_ownership.py",
+            "agent/test_interfaces.py",
+            "agent/test_metrics_access.py",
+            "agent/test_mig_killed.py",
+            "agent/test_mps_supervisor.py",
+            "agent/test_page.py",
+            "agent/test_prepare_ahead.py",
+            "agent/test_read_only_state.py",
+            "agent/test_reload.py",
+            "agent/test_rolling_update.py",
+            "agent/test_service.py",
+            "agent/test_service_limits.py",
+            "agent/test_unusable_claims.py",
+            "agent/test_update_under_load.py",
+            "agent/test_upgrade.py",
+            "agent/test_upgrade_slices.py",
+            "cli/test_kubectl_plugin.py",
+        ),
+        PROCESSES,
+    ),
+    **dict.fromkeys(
+        (
+            "api/test_load_objects.py",
+            "explain/test_gang_search.py",
+            "explain/test_wrong_types.py",
+            "fake_apiserver/test_server.py",
+            "faults/test_faults.py",
+            "faults/test_server_faults.py",
+            "fuzz",
+            "inventory/test_amd_kfd_rebuild.py",
+            "inventory/test_incremental.py",
+            "inventory/test_instances_come_and_go.py",
+            "inventory/test_mig_families.py",
+            "inventory/test_recovery_action.py",
+            "recordings/test_record_and_replay.py",
+            "simulate/test_every_profile.py",
+            "simulate/test_inventory_follows.py",
+            "simulate/test_nvml_answers.py",
+            "simulate/test_nvml_changes.py",
+            "simulate/test_sharing_calls.py",
+            "simulate/test_trees.py",
+            "slices/test_compare_with_cluster.py",
+            "soak/test_soak.py",
+            "standalone/test_many_claims.py",
+            "telemetry/test_cardinality.py",
+            "telemetry/test_created_partitions.py",
+        ),
+        CASES,
+    ),
+    **dict.fromkeys(
+        (
+            "cli/test_user_terminals.py",
+            "publish/test_many_reflectors.py",
+            "simulate/test_changes_while_an_agent_writes.py",
+        ),
+        PATIENCE,
+    ),
+}
+"""Files and folders below tests/ whose tests all have the mark."""
+
 
 class Tiers:
     """Counts the tests that a run with `-m "not thorough"` leaves out, by reason; workers report to the main one."""
@@ -43,10 +147,13 @@ class Tiers:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: Sequence[pytest.Item]) -> None:
-        """Mark tests by their fixtures, before `-m` selects by marks."""
+        """Mark tests by their place and their fixtures, before `-m` selects by marks."""
+        places = {TESTS / place: mark for place, mark in PLACES.items()}
         for item in items:
-            for name in FIXTURES.keys() & set(getattr(item, "fixturenames", ())):
-                item.add_marker(FIXTURES[name])
+            marks = [places[path] for path in (item.path, *item.path.parents) if path in places]
+            marks += [FIXTURES[name] for name in getattr(item, "fixturenames", ()) if name in FIXTURES]
+            if marks:
+                item.add_marker(marks[0])
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         for item in items:

@@ -1,6 +1,6 @@
 """The types of Kubernetes 1.35 and 1.36 have every field that the chart renders.
 
-They need no cluster. To build them takes more CPU time than other tests of `make test`, and tests/deploy has the oldest
+They need no cluster. To build them takes more CPU time than other tests, and tests/deploy has the oldest
 and the newest version: Kubernetes removes no field from a version of an API (its deprecation policy, rule 1).
 """
 

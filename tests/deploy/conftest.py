@@ -1,4 +1,4 @@
-"""The chart as Helm renders it. `make test` builds helm and kubectl if Go is installed; otherwise tests are skipped."""
+"""The chart as Helm renders it. `make test-all` builds helm and kubectl with Go; otherwise tests are skipped."""
 
 from __future__ import annotations
 

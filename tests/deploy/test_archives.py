@@ -17,7 +17,8 @@ class Archive(tarfile.TarFile):
     def extractall(self, path: Any = ".", members: Any = None, **options: Any) -> None:
         if options:
             raise TypeError("TarFile.extractall() got an unexpected keyword argument 'filter'")
-        super().extractall(path, members, **({"filter": "data"} if FILTERS else {}))
+        filters: dict[str, Any] = {"filter": "data"} if FILTERS else {}
+        super().extractall(path, members, **filters)
 
 
 FILTERS = hasattr(tarfile, "data_filter")

@@ -54,7 +54,8 @@ UNSUPPORTED = [
 
 @pytest.mark.parametrize("part", UNSUPPORTED, ids=str)
 def test_a_schema_without_a_translation_is_an_error(monkeypatch: pytest.MonkeyPatch, part: Any) -> None:
-    parameters = msgspec.defstruct("Parameters", [("part", part)], forbid_unknown_fields=True)
+    documented = {"__doc__": "Parameters."}
+    parameters = msgspec.defstruct("Parameters", [("part", part)], namespace=documented, forbid_unknown_fields=True)
     setup = SimpleNamespace(kind=("dra-agent.internal/v1", "Parameters"), parameters=parameters)
     monkeypatch.setattr(configuration_policy, "known_setups", lambda: {setup.kind: setup})
     with pytest.raises(configuration_policy.UnsupportedSchemaError):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import tiers
+
 TESTS = Path(__file__).resolve().parents[1]
 SUITE = """
 import pytest, tiers
@@ -39,3 +41,8 @@ def test_left_out_tests_are_counted_by_reason(tmp_path: Path, workers: str) -> N
     assert "3 run more cases of what a faster test checks" in lines
     assert "1 compare with Kubernetes' own Go code" in lines
     assert "1 passed" in lines[-1]
+
+
+@pytest.mark.parametrize("place", tiers.PLACES)
+def test_every_place_of_the_table_exists(place: str) -> None:
+    assert (TESTS / place).exists()

@@ -85,7 +85,7 @@ fn check_answers(limits: Limits) {
 #[test]
 fn every_recorded_query_is_explained() {
     for (name, query, wanted) in corpus() {
-        let explanation = query.explain();
+        let explanation = query.explain(Limits::default());
         assert_eq!(explanation.fits, wanted["allocated"], "{name}");
         assert_eq!(explanation.error.is_some(), wanted["error"], "{name}");
         assert!(!explanation.summary.is_empty(), "{name}");

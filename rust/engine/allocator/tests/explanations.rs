@@ -4,7 +4,7 @@
 
 mod question;
 
-use dra_allocator::{Explanation, Rejection};
+use dra_allocator::{Explanation, Limits, Rejection};
 use question::Question;
 use serde_json::{Value, json};
 
@@ -93,18 +93,22 @@ fn held(name: &str, results: Value) -> Value {
 }
 
 fn explained(slices: Value, claims: Value, allocated: Value) -> Explanation {
-    explained_with(slices, claims, allocated, json!({}))
+    question(slices, claims, allocated, json!({})).explain(Limits::default())
 }
 
-/// With further members of the query.
+/// With further members of the question.
 fn explained_with(slices: Value, claims: Value, allocated: Value, more: Value) -> Explanation {
+    question(slices, claims, allocated, more).explain(Limits::default())
+}
+
+fn question(slices: Value, claims: Value, allocated: Value, more: Value) -> Question {
     let mut query = json!({"node": "n1", "slices": slices, "claims": claims,
         "allocated": allocated, "classes": [{"metadata": {"name": "any"}, "spec": {}},
             {"metadata": {"name": "picky"}, "spec": {"selectors": [{"cel": {"expression": "false"}}]}}]});
     for (key, value) in more.as_object().unwrap() {
         query[key] = value.clone();
     }
-    Question::new(&query).explain()
+    Question::new(&query)
 }
 
 /// The summary of the first request of one claim.
@@ -857,8 +861,11 @@ fn an_explanation_that_takes_too_long_is_incomplete_and_keeps_the_verdict() {
         let requests = json!([ask("main", count, json!({}))]);
         let pending = claim("c", requests, json!([same("numa", &[])]));
         let claims = json!([pending, allocated]);
-        let late = json!({"deadline_ms": 0});
-        let explanation = explained_with(of(numa(&[0, 1])), claims, json!([]), late);
+        let late = Limits {
+            deadline_ms: 0,
+            ..Limits::default()
+        };
+        let explanation = question(of(numa(&[0, 1])), claims, json!([]), json!({})).explain(late);
         assert_eq!((explanation.fits, &explanation.error), (fits, &None));
         let report = &explanation.claims[0];
         assert!(

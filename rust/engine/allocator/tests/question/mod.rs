@@ -46,9 +46,13 @@ impl Question {
             .unwrap()
     }
 
-    pub(crate) fn explain(&self) -> Explanation {
+    pub(crate) fn explain(&self, limits: Limits) -> Explanation {
+        let options = Options {
+            limits,
+            ..Options::default()
+        };
         self.cluster
-            .explain(&self.node, &self.claims, Options::default())
+            .explain(&self.node, &self.claims, options)
             .unwrap()
     }
 }
