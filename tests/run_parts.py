@@ -2,8 +2,9 @@
 
     python tests/run_parts.py NAME MAIN [OTHER...]
 
-MAIN prints while it runs; the others run one after the other next to it, and their output follows. Every part runs,
-even if another one fails. The last lines name the duration of each part, the parts that failed, and what did not run.
+MAIN prints while it runs; the others run one after the other next to it. Their output is in target/test, and follows if
+they fail. Every part runs, even if another one fails. The last lines name the duration of each part, the parts that
+failed, and what did not run.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def main(name: str, first: str, *rest: str) -> int:
     main_part.run(None)
     thread.join()
     for other in others:
-        print(f"== make {other.name}\n{_log(other).read_text(errors='replace')}", end="", flush=True)
+        print(f"== make {other.name}: {'passed' if other.passed else 'FAILED'} ({_log(other)})", flush=True)
+        if not other.passed:
+            print(_log(other).read_text(errors="replace"), end="", flush=True)
     parts = [main_part, *others]
     durations = ", ".join(f"{part.name} {part.seconds:.0f} s" for part in parts)
     print(f"\nmake {name}: duration: {durations}, total {time.monotonic() - began:.0f} s")
