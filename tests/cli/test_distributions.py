@@ -93,10 +93,24 @@ def test_the_help_marks_commands_of_missing_distributions(alone: Path) -> None:
     assert "(needs dra-agent-simulate)" in " ".join(done.stdout.split())
 
 
-def test_words_are_completed(alone: Path) -> None:
-    done = run(alone, "completion", "words", "--", "devices", "--simulate", "")
-    assert (done.returncode, done.stdout.strip()) == (0, ":directories"), done.stderr
-    assert run(alone, "completion", "words", "--", "dev").stdout.startswith("devices\t")
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("dra-agent dev", ["devices"]), ("dra-agent claims --simulate ", []), ("dra-agent u", ["ui"])],
+)
+def test_words_are_completed(
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, expected: list[str]
+) -> None:
+    for name, value in {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "candidates"),
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }.items():
+        monkeypatch.setenv(name, value)
+    done = run(alone)
+    assert done.returncode == 0, done.stderr
+    assert [word.strip() for word in (tmp_path / "candidates").read_text().splitlines()] == expected
 
 
 def test_a_folder_without_a_package_is_not_a_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

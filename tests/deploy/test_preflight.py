@@ -66,7 +66,7 @@ def checkout(folder: Path) -> Machine:
         shutil.copy(ROOT / name, folder)
     for name in ("preflight.sh", "package_index.py"):
         shutil.copy(ROOT / "deploy" / name, folder / "deploy")
-    for crate in ("hook", "nvml-fake"):
+    for crate in ("hook", "lab/nvml-fake"):
         (folder / "rust" / crate).mkdir(parents=True)
     return Machine(folder)
 

@@ -25,6 +25,7 @@ COMMANDS = {
 COMMANDS |= {"python", "systemctl"}
 OTHERS = {
     "certificate has expired": "OpenSSL",
+    "insufficient unused quota for gpu-memory in flavor": "Kueue",
     "images import dra-agent-image": "an option of ctr",
     "is in the process of being allocated": "a scheduler",
     "no instance type can satisfy the allocation": "Karpenter",
