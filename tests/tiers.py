@@ -141,7 +141,8 @@ PLACES: dict[str, pytest.MarkDecorator] = {
 class Tiers:
     """Counts the tests that a run with `-m "not thorough"` leaves out, by reason; workers report to the main one."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: pytest.Config) -> None:
+        self._is_first_tier = config.getoption("markexpr") == f"not {NAME}"
         self._left_out: Counter[str] = Counter()
         self._by_worker: list[Counter[str]] = []
 
@@ -158,7 +159,7 @@ class Tiers:
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         for item in items:
             mark = item.get_closest_marker(NAME)
-            if mark is not None:
+            if mark is not None and self._is_first_tier:
                 self._left_out[mark.args[0]] += 1
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -24,7 +24,7 @@ CONFTEST = """
 import tiers
 def pytest_configure(config):
     config.addinivalue_line("markers", "thorough(what)")
-    config.pluginmanager.register(tiers.Tiers())
+    config.pluginmanager.register(tiers.Tiers(config))
 """
 
 
