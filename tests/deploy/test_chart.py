@@ -121,7 +121,7 @@ def test_paths_and_driver_name_come_from_the_values(render: Render) -> None:
         "/mnt/dra",
     } <= mounts
     text = yaml.safe_dump_all(objects)
-    assert re.findall(rf"{re.escape(DEFAULT_DRIVER)}(?!/manager|/config-sha256)", text) == []
+    assert re.findall(rf"{re.escape(DEFAULT_DRIVER)}(?!/manager|/config-sha256|/v1\b)", text) == []
     assert "/var/lib/kubelet" not in text
 
 

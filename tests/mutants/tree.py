@@ -1,4 +1,4 @@
-"""A copy of the package with its own interpreter, in which one file at a time is mutated.
+"""A copy of the packages with its own interpreter, in which one file at a time is mutated.
 
 The interpreter imports the copy from any working directory and with any environment: agents, helpers and container
 hooks that tests start as processes run the mutant too.
@@ -29,7 +29,7 @@ class Tree:
     def build(self) -> None:
         """Create it from the current checkout."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        for path in (SOURCE / "dra_agent").rglob("*"):
+        for path in SOURCE.rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 copy = self.source / path.relative_to(SOURCE)
                 copy.parent.mkdir(parents=True, exist_ok=True)

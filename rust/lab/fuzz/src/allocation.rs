@@ -47,7 +47,7 @@ struct Query {
 #[serde(untagged)]
 enum NodeInput {
     Name(String),
-    Object(Node),
+    Object(Box<Node>),
 }
 
 impl Default for NodeInput {
@@ -211,11 +211,11 @@ fn check_results(query: &Query, results: &[AllocationResult]) {
     let mut held = Usage::default();
     let mut seen = BTreeSet::new();
     for claim in query.allocated.iter().chain(&query.claims) {
-        if let Some(allocation) = allocation_of(claim) {
-            if identity(claim).is_none_or(|identity| seen.insert(identity)) {
-                for result in &allocation.devices.results {
-                    held.add(result);
-                }
+        if let Some(allocation) = allocation_of(claim)
+            && identity(claim).is_none_or(|identity| seen.insert(identity))
+        {
+            for result in &allocation.devices.results {
+                held.add(result);
             }
         }
     }
