@@ -101,7 +101,7 @@ test: build ## run the tests that every machine can run after `make build`, in m
 	@$(PY) tests/run_parts.py test test-core-python test-core-rust
 
 test-core-python: build
-	$(PY) -m pytest -n 3 --dist worksteal -m 'not thorough'
+	$(PY) -m pytest -n 4 --dist worksteal -m 'not thorough'
 
 test-core-rust:
 	$(CARGO) test --locked --release --quiet $(CORE_CRATES:%=--package dra-%)
@@ -114,7 +114,7 @@ test-rest: build
 	@$(PY) tests/run_parts.py test-rest test-rest-python test-rust lint
 
 test-rest-python: build test-tools
-	$(PY) -m pytest -n 3 --dist worksteal -m thorough
+	$(PY) -m pytest -n 4 --dist worksteal -m thorough
 
 test-rust: ## run all cargo tests, clippy and rustfmt
 	$(CARGO) test --locked --release --workspace --quiet

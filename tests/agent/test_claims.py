@@ -13,6 +13,7 @@ import pytest
 
 import dra_simulate
 import preloaded
+import tiers
 from dra_simulate import inject
 from eventually import eventually
 
@@ -109,6 +110,7 @@ def test_an_unplugged_gpu_leaves_the_slices_until_replugged(start: Start, cli: C
     eventually(lambda: devices_in(agent, "free") == before, agent.log_text)
 
 
+@tiers.PATIENCE
 def test_a_hanging_nvidia_library_blocks_neither_claims_nor_health(
     start: Start, cli: Callable[..., str], state: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import tiers
 from dra_agent.control_socket import protocol as protocol_module
 from dra_agent.control_socket import server as server_module
 from dra_agent.control_socket.protocol import Connection
@@ -258,6 +259,7 @@ def test_an_idle_client_is_disconnected(short_path: Path, monkeypatch: pytest.Mo
     assert run_with_server(path, scenario) == b""
 
 
+@tiers.PATIENCE
 def test_a_missing_response_is_a_retryable_error(short_path: Path) -> None:
     async def never_responds(line: bytes) -> Any:
         await asyncio.Event().wait()

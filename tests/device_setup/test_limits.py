@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import tiers
 from deadlines import a_minute
 from dra_agent.claim import ClaimDevice
 from dra_agent.control_socket.server import Server
@@ -234,6 +235,7 @@ def test_a_second_container_of_a_share_is_reported(tree: Tree, caplog: pytest.Lo
         assert sum("each have" in record.message for record in caplog.records) == warnings
 
 
+@tiers.PATIENCE
 def test_without_the_agent_no_container_starts_unlimited(tree: Tree) -> None:
     edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30, a_minute())
     done = tree.hook(*arguments(edits))

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 import dra_simulate
+import tiers
 from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Inventory
@@ -138,6 +139,7 @@ def test_a_library_that_hangs_from_the_start_leaves_the_kernels_attributes(
     assert take(collector, dgx).family("gpu")[0].capacity["memory"].value == "81559Mi"
 
 
+@tiers.PATIENCE
 def test_all_gpus_hanging_later_costs_two_deadlines_and_never_more_threads(
     dgx: Host, collector: Collector, monkeypatch: pytest.MonkeyPatch, real_children: None
 ) -> None:

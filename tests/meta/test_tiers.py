@@ -21,15 +21,20 @@ def test_go(): pass
 def test_case(n): pass
 """
 CONFTEST = """
-import tiers
+import pathlib, tiers
 def pytest_configure(config):
     config.addinivalue_line("markers", "thorough(what)")
+    tiers.TESTS = pathlib.Path(__file__).parent
+    tiers.PLACES = {"test_a.py": tiers.GO, "folder": tiers.HOUSE}
     config.pluginmanager.register(tiers.Tiers(config))
 """
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_left_out_tests_are_counted_by_reason(tmp_path: Path, workers: str) -> None:
+def test_what_is_left_out_is_counted_by_reason(tmp_path: Path, workers: str) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("test_a.py", "folder/test_b.py", "folder/test_c.py"):
+        (tmp_path / name).write_text("raise AssertionError('imported')\n")
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_suite.py").write_text(SUITE)
     options = ["-c", "/dev/null", "--rootdir", str(tmp_path), "-p", "no:cacheprovider", "-n", workers]
@@ -37,9 +42,13 @@ def test_left_out_tests_are_counted_by_reason(tmp_path: Path, workers: str) -> N
     result = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout
     lines = [line.strip() for line in result.stdout.splitlines()]
-    assert "4 tests are left to `make test-all`:" in lines
-    assert "3 run more cases of what a faster test checks" in lines
-    assert "1 compare with Kubernetes' own Go code" in lines
+    first = lines.index("left to `make test-all`:") + 1
+    assert lines[first : first + 4] == [
+        "2 files of tests that check this repository, its pages and its packages, not the agent",
+        "1 files of tests that compare with Kubernetes' own Go code",
+        "3 single tests that run more cases of what a faster test checks",
+        "1 single tests that compare with Kubernetes' own Go code",
+    ]
     assert "1 passed" in lines[-1]
 
 

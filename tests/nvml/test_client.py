@@ -15,6 +15,7 @@ import pynvml
 import pytest
 
 import dra_agent
+import tiers
 from dra_agent.malloc import NO_THREAD_CACHE, TUNABLES
 from dra_agent.nvml.client import (
     CallTimeoutError,
@@ -114,6 +115,7 @@ def test_a_call_waits_for_its_lane_until_its_deadline(process: NvmlWorker, root:
     assert process.call(ONE, DEADLINE_S, "nvmlDeviceGetName", gpu)
 
 
+@tiers.PATIENCE
 def test_a_call_that_had_to_wait_for_its_turn_has_its_whole_time(process: NvmlWorker, root: Path) -> None:
     gpu = handle(process)
     inject.delay(root, "nvmlDeviceGetUUID", 3000)

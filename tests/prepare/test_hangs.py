@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
+import tiers
 from deadlines import RunningClock
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
@@ -211,6 +212,7 @@ def test_a_hanging_repair_delays_neither_claims_nor_the_round(tmp_path: Path) ->
         assert node.preparer.prepare(WITH_SETUP, deadline) and node.usable("sick")
 
 
+@tiers.PATIENCE
 def test_a_hundred_claims_for_a_hanging_device_leave_threads_free(tmp_path: Path) -> None:
     """The calls use the threads of the plugin, each with a deadline."""
     node = SimulatedNode(tmp_path)

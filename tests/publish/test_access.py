@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import tiers
 from dra_agent.kube_client import connect
 from dra_agent.publish import Publisher, access
 from eventually import eventually_async
@@ -51,6 +52,7 @@ def dry_runs(api: FakeApi) -> list[str]:
     return [request.method for request in api.requests if "dryRun" in request.query]
 
 
+@tiers.PATIENCE
 def test_an_agent_leads_only_after_a_successful_dry_run(node: Node, fake_api: FakeApi) -> None:
     node.set_devices(*devices(2))
     fault = fake_api.fail(403, times=None, methods="POST PUT", path="dryRun=All")

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import tiers
 from dra_agent.inventory.api import Attribute, AttributeList, Overhead
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.publish import Publisher
@@ -109,6 +110,7 @@ def test_without_the_gate_of_overhead_devices_are_published_without_it(
     assert [entry.get("nodeAllocatableResources") for entry in published(node)] == [None, None]
 
 
+@tiers.PATIENCE
 @pytest.mark.parametrize("server", [without_overhead, without_kubelet])
 def test_the_gate_of_overhead_is_found_on_after_a_reconnection(
     node: Node, server: Callable[[str, dict[str, Any]], None]

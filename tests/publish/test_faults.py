@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import tiers
 from dra_agent.kube_client import NODES, connect
 from dra_agent.publish import Publisher
 from dra_agent.retry import Backoff
@@ -253,6 +254,7 @@ def test_a_hanging_pool_does_not_delay_another(node: Node, monkeypatch: pytest.M
     node.run(scenario)
 
 
+@tiers.PATIENCE
 def test_changes_are_published_after_a_server_outage(node: Node) -> None:
     node.set_devices(device(1))
 
@@ -331,6 +333,7 @@ def test_nothing_is_written_before_the_slices_are_listed(node: Node, monkeypatch
     assert node.writes() == []
 
 
+@tiers.PATIENCE
 @pytest.mark.parametrize(
     ("inject", "message"),
     [

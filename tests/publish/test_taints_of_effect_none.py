@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import tiers
 from dra_agent.inventory.api import Taint
 from dra_agent.inventory.model import Device
 from dra_agent.publish import Publisher
@@ -196,6 +197,7 @@ def test_an_upgraded_server_gets_the_taints_without_a_restart(node: Node, refuse
     node.run(scenario)
 
 
+@tiers.PATIENCE
 def test_an_old_server_is_retried_after_a_break_and_logged_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     node.api.drop_fields(kubernetes_1_34)
     node.set_devices(unmonitored(device(1)))

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+import tiers
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import AwsSignals
 from dra_agent.reclaim.signal import SignalSource
@@ -95,6 +96,7 @@ def requests_of_a_path(service: FakeService) -> int:
     return max(Counter(entry_.path for entry_ in tuple(service.requests)).values(), default=0)
 
 
+@tiers.PATIENCE
 @pytest.mark.usefixtures("short_timeouts")
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_no_notice_one_log_line_and_few_requests(cloud: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -145,6 +147,7 @@ def test_no_notice_one_log_line_and_few_requests(cloud: str, tmp_path: Path, cap
     assert warnings == {source: len(services) for source in SOURCES[cloud]}, "one line for each source of each service"
 
 
+@tiers.PATIENCE
 def test_a_repeated_notice_is_one_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     service = FakeAws()
     service.set(spot=json.loads(NOTICES["aws"]))

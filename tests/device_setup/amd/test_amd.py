@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import tiers
 from deadlines import a_minute
 from device_setup.hung import wait_for_access
 from dra_agent.claim import ClaimDevice
@@ -186,6 +187,7 @@ def test_a_scan_during_the_change_sees_the_previous_devices(bench: Bench) -> Non
     collector.close()
 
 
+@tiers.PATIENCE
 def test_the_mode_is_not_read_while_a_driver_hangs(bench: Bench) -> None:
     changes = ModeChanges()
     collector = Collector(bench.host, DIVISIBLE, mode_changes=changes)
