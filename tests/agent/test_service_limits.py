@@ -14,9 +14,9 @@ from dra_agent.agent.agent import MAX_WORKER_THREADS
 from dra_agent.agent.housekeeping import MAX_HUNG_REPAIRS
 from dra_agent.bounded_http import MAX_THREADS as MAX_HTTP_THREADS
 from dra_agent.inventory.nvidia.gpu_start import MAX_THREADS as MAX_START_THREADS
+from dra_agent.kube_client.name_lookup import MAX_LOOKUPS
 from dra_agent.kubelet_plugin.plugin import MAX_CALLS, MAX_OTHER_CALLS
 from dra_agent.kubelet_plugin.plugin import MAX_THREADS as MAX_CLAIM_THREADS
-from dra_agent.name_lookup import MAX_LOOKUPS
 from dra_agent.reclaim.notice_files import MAX_WRITERS
 from dra_agent.standalone.claim_workers import MAX_CONCURRENT_CLAIMS
 from dra_agent.telemetry.sampler import MAX_THREADS as MAX_TELEMETRY_THREADS

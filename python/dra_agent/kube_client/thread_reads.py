@@ -23,9 +23,9 @@ from dra_agent import __version__
 from dra_agent.deadline import Deadline
 from dra_agent.kube_client.connection import CONNECT_TIMEOUT_S, MAX_HEADERS_BYTES, set_keepalive
 from dra_agent.kube_client.credentials import Credentials, Identity
+from dra_agent.kube_client.name_lookup import NameLookup
 from dra_agent.kube_client.ok_response import OkResponse, OtherFormError, Response
 from dra_agent.kube_client.proxy import Tunnel
-from dra_agent.name_lookup import NameLookup
 
 MAX_IDLE = 4
 """Connections that are kept for the next read."""
