@@ -12,7 +12,7 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-pictures docs-reference lock build check demo test test-all test-rest test-core-python test-core-rust test-rest-python test-rust test-python test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages test-sources clean cluster cluster-down test-cluster test-earlier test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests measures
+.PHONY: help docs docs-pictures docs-reference lock build check demo test test-all test-rest test-core-python test-core-rust test-rest-python test-rust test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages test-sources clean cluster cluster-down test-cluster test-earlier test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests measures
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -124,16 +124,13 @@ test-rust: ## run all cargo tests, clippy and rustfmt
 test-tools: $(SYNC) ## build helm and kubectl, which tests of the chart run, if Go is installed
 	@PYTHONPATH=tests $(PY) -m cluster.kube.build helm kubectl
 
-test-python: build test-tools ## run all tests of pytest
-	$(PY) -m pytest -n 4 --dist worksteal
-
 EXPRESSIONS ?= 3000
 test-cel: build ## compare CEL with Kubernetes' code for many random expressions (EXPRESSIONS=100000: more); requires Go
 	DRA_AGENT_TEST_ORACLES=required DRA_AGENT_TEST_EXPRESSIONS=$(EXPRESSIONS) $(PY) -m pytest -n 3 tests/cel/test_corpus.py
 
 # Data of processes that a test kills is lost or incomplete, so the true values are higher. The source of a made-up vendor
 # does not exist any more when the report is made.
-coverage: build ## measure lines and branches of Python that tests execute; names modules below 90 % (about twice the time of test-python)
+coverage: build ## measure lines and branches of Python that tests execute; names modules below 90 % (about twice the time of the tests)
 	@rm -rf target/coverage && mkdir -p target/coverage
 	@$(PY) -m coverage run -m pytest -n 4; echo $$? > target/coverage/pytest-exit-code
 	@$(PY) -m coverage combine --quiet || true
