@@ -212,6 +212,7 @@ HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
 
 StartAgent = Callable[..., Agent]
 _started_agents: list[Agent] = []
+_session_clusters: list[Cluster] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -271,6 +272,14 @@ def nothing_left_behind() -> Iterator[None]:
     adopt_processes()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_policy_left_behind() -> Iterator[None]:
+    """Agents have to refuse invalid configuration themselves: a policy would answer in their place."""
+    yield
+    for cluster in _session_clusters:
+        assert cluster.configuration_policies() == [], "left by a scenario of this module"
+
+
 @pytest.fixture(scope="session")
 def session_cluster() -> Iterator[Cluster]:
     """The cluster of this session; tests request `cluster`."""
@@ -280,6 +289,7 @@ def session_cluster() -> Iterator[Cluster]:
         pytest.fail(str(missing), pytrace=False)
     with running(gates=build.gates(), runtime_config=build.runtime_config()) as cluster:
         apply_classes(cluster)
+        _session_clusters.append(cluster)
         yield cluster
 
 

@@ -22,11 +22,6 @@ from cluster.kube.workload import Namespace, container, request
 
 HOME = "fleet"
 RELEASE = "fleet"
-CLUSTER_WIDE = (
-    "clusterroles,clusterrolebindings,priorityclasses,flowschemas,"
-    "validatingadmissionpolicies,validatingadmissionpolicybindings"
-)
-"""What the chart creates outside of its namespace; its policies would change what later tests can apply."""
 POOL = {"name": "gpu", "nodeSelector": {"example.com/pool": "gpu"}, "runtimeClassName": "nvidia", "mig": "read"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -49,7 +44,7 @@ def home(session_cluster: Cluster) -> Iterator[str]:
     session_cluster.api.wait(lambda: not session_cluster.api.list(PODS, HOME), "the agents have ended")
     for found in session_cluster.api.list(SLICES, fields={"spec.driver": DRIVER}):
         session_cluster.api.delete(SLICES, found["metadata"]["name"])
-    session_cluster.kubectl("delete", CLUSTER_WIDE, "--selector", f"app.kubernetes.io/instance={RELEASE}")
+    session_cluster.remove_cluster_wide(RELEASE)
 
 
 def rendered(cluster: Cluster, values: dict[str, Any]) -> list[Object]:

@@ -51,6 +51,8 @@ class Deployment:
         self.cluster.api.wait(lambda: not self.cluster.api.list(PODS, HOME), "the agents are gone")
         for found in self.cluster.api.list(SLICES, fields={"spec.driver": DRIVER}):
             self.cluster.api.delete(SLICES, found["metadata"]["name"])
+        for node in self.values:
+            self.cluster.remove_cluster_wide(self.release(node))
 
     def release(self, node: str) -> str:
         return f"{node}-dra-agent"

@@ -21,6 +21,11 @@ from .node import Node
 from .process import Process
 
 NODE_NAMES = ("node-a", "node-b")
+CLUSTER_WIDE = (
+    "clusterroles,clusterrolebindings,priorityclasses,flowschemas,"
+    "validatingadmissionpolicies,validatingadmissionpolicybindings"
+)
+"""What the chart creates outside of its namespace."""
 
 
 class Cluster:
@@ -110,6 +115,18 @@ class Cluster:
         result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
         assert result.returncode == 0, f"{' '.join(command)}: {result.stderr}"
         return result.stdout
+
+    def remove_cluster_wide(self, release: str) -> None:
+        """Delete what a release of the chart created outside of its namespace.
+
+        Its policies would change what later scenarios can apply.
+        """
+        self.kubectl("delete", CLUSTER_WIDE, "--selector", f"app.kubernetes.io/instance={release}")
+
+    def configuration_policies(self) -> list[str]:
+        """Return the installed policies that refuse invalid device configuration."""
+        names = self.kubectl("get", "validatingadmissionpolicies", "-o", "name").split()
+        return [name for name in names if name.endswith("-configuration")]
 
     def processes(self) -> list[Process]:
         """Return every process whose log can explain a failure."""
