@@ -247,7 +247,7 @@ bench-capacity: build ## compare `dra-agent capacity` with kube-scheduler on 100
 test-packages: build ## install, upgrade and remove packages in a clean root under a real systemd; requires root and mmdebstrap
 	$(PY) -m pytest -n 0 tests/packages $(ARGS)
 
-test-sources: $(SYNC) ## run what the README says in a clean root: quickstart, make demo, make test (ARGS="--debian 13 --warm 5 --loops 4"); requires root, mmdebstrap and the network
+test-sources: $(SYNC) ## run what the README says in a clean root: quickstart, make demo, make test (ARGS="--debian 13 --roots 5 --loops 4"); requires root, mmdebstrap and the network
 	PYTHONPATH=tests $(PY) -m packages.source_build $(ARGS)
 
 wheel: build ## build the wheels for glibc 2.28 and newer, optimized, in target/packages (5 minutes of CPU; needs PyPI for zig)

@@ -1,8 +1,9 @@
 """`make test-sources`: what README.md tells a stranger to run, in a clean root of Debian.
 
 A user without permissions pastes the quickstart without hardware, `make build` included, and then runs the two commands
-that set up a checkout, `make demo` and `make test`, the second one also again. The root has the packages that README.md
-names, and nothing else; Rust, the network and trusted certificates are those of this machine.
+that set up a checkout, `make demo` and `make test`. Each of several roots begins as `make demo` left the first one, and
+runs `make test` there, and again. The root has the packages that README.md names, and nothing else; Rust, the network
+and trusted certificates are those of this machine, and so is Python, if one is named.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 LOGS = ROOT / "target/test-sources"
 CHROOT = """
 set -e
-lower=$1 work=$2 rust=$3; shift 3
+lower=$1 work=$2 rust=$3 python=$4; shift 4
 mount --make-rprivate /
 root=$work/root
 mkdir -p $work/upper $work/work $root
 mount -t overlay overlay -o "lowerdir=$lower,upperdir=$work/upper,workdir=$work/work" $root
 mkdir -p $root/opt/rust
 mount --bind -o ro "$rust" $root/opt/rust
+if [ -n "$python" ]; then
+    mkdir -p $root/opt/python
+    mount --bind -o ro "$python" $root/opt/python
+fi
 mount -t proc proc $root/proc
 mount --rbind /sys $root/sys
 mount -t tmpfs -o mode=755 tmpfs $root/dev
@@ -60,8 +65,10 @@ def main() -> int:
     """Run everything, and print times and results; return 1 if something fails."""
     parser = argparse.ArgumentParser(prog="make test-sources", description=__doc__)
     parser.add_argument("--debian", choices=SUITES, default="12", help="release of the root (default: 12)")
-    parser.add_argument("--warm", type=int, default=1, help="how often to run `make test` again (default: 1)")
-    parser.add_argument("--loops", type=int, default=0, help="endless loops that run at the same time (default: none)")
+    parser.add_argument("--roots", type=int, default=1, help="how many roots run `make test` (default: 1)")
+    parser.add_argument("--warm", type=int, default=1, help="how often each of them runs it again (default: 1)")
+    parser.add_argument("--loops", type=int, default=0, help="endless loops beside `make test` (default: none)")
+    parser.add_argument("--python", type=Path, help="directory of another Python (default: that of Debian)")
     args = parser.parse_args()
     if reason := missing_requirement():
         print(f"test-sources: {reason}", file=sys.stderr)
@@ -70,9 +77,10 @@ def main() -> int:
     work = ROOT / f"target/clean-root-{os.getpid()}"
     work.mkdir(parents=True)
     try:
-        visitor = Visitor(work, base_root(",".join(packages()), SUITES[args.debian]))
+        visitor = Visitor(work, base_root(",".join(packages()), SUITES[args.debian]), args.python)
+        results = [run_quickstart(visitor), timed(visitor, "make demo", "make demo")]
         with loops(args.loops):
-            results = [run_quickstart(visitor), *set_up(visitor, args.warm)]
+            results += run_tests(visitor, args.roots, args.warm)
     finally:
         shutil.rmtree(work)
     print(f"\nDebian {args.debian}, {os.cpu_count()} CPUs, {args.loops} loops; packages: {' '.join(packages())}")
@@ -88,9 +96,10 @@ Result = tuple[str, float, bool]
 class Visitor:
     """A user without permissions in the root, with a clone of the last commit."""
 
-    def __init__(self, work: Path, lower: Path) -> None:
-        self._work, self._lower = work, lower
-        self.home = work / f"upper{HOME}"
+    def __init__(self, work: Path, base: Path, python: Path | None) -> None:
+        self._work, self._base, self._python = work, base, python
+        self._first = work / "0/upper"
+        self.home = Path(f"{self._first}{HOME}")
         self.home.mkdir(parents=True)
         clone: list[str | Path] = ["git", "clone", "--quiet", "--no-hardlinks", ROOT, self.home / "dra-agent"]
         subprocess.run(clone, check=True)
@@ -100,17 +109,23 @@ class Visitor:
         sysroot = subprocess.run(["rustc", "--print", "sysroot"], cwd=ROOT, capture_output=True, text=True, check=True)
         self._rust = sysroot.stdout.strip()
 
-    def run(self, name: str, script: str) -> tuple[float, int, str]:
-        """Run a script of bash in the clone; return seconds, exit code and output, which is also in a file."""
+    def run(self, name: str, script: str, root: int = 0) -> tuple[float, int, str]:
+        """Run a script of bash in the clone; return seconds, exit code and output, which is also in a file.
+
+        What root 0 has, every other one sees until it changes it.
+        """
         environment = {
             "HOME": HOME,
             "USER": "visitor",
-            "PATH": "/opt/rust/bin:/usr/bin:/bin",
+            "PATH": f"{'/opt/python/bin:' if self._python else ''}/opt/rust/bin:/usr/bin:/bin",
             "PIP_CERT": f"{HOME}/certificates.pem",
             "CARGO_HTTP_CAINFO": f"{HOME}/certificates.pem",
         }
         namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
-        chroot: list[str | Path] = ["sh", "-c", CHROOT, "sh", self._lower, self._work, self._rust]
+        lower = f"{self._first}:{self._base}" if root else self._base
+        work = self._work / str(root)
+        work.mkdir(exist_ok=True)
+        chroot: list[str | Path] = ["sh", "-c", CHROOT, "sh", lower, work, self._rust, self._python or ""]
         user = ["setpriv", f"--reuid={VISITOR}", f"--regid={VISITOR}", "--clear-groups", "--no-new-privs"]
         variables = [f"{key}={value}" for key, value in environment.items()]
         shell = ["env", "-i", *variables, "bash", "-c", f"cd {CHECKOUT}\n{script}"]
@@ -144,17 +159,18 @@ def run_quickstart(visitor: Visitor) -> Result:
     return "quickstart, with make build", seconds, passed
 
 
-def set_up(visitor: Visitor, warm: int) -> Iterator[Result]:
-    """Run the two commands that set up a checkout, the second one again `warm` times."""
-    named = [command for command in ("make demo", "make test") if f"`{command}`" in quickstart.README.read_text()]
-    assert named == ["make demo", "make test"], "README.md names both commands"
-    for name, command in (
-        ("make demo", "make demo"),
-        ("make test, cold", "make test"),
-        *((f"make test, warm {number}", "make test") for number in range(1, warm + 1)),
-    ):
-        seconds, code, _ = visitor.run(re.sub(r"[^a-z0-9]+", "-", name), command)
-        yield name, seconds, code == 0
+def timed(visitor: Visitor, name: str, command: str, root: int = 0) -> Result:
+    """Run one of the two commands that set up a checkout."""
+    assert f"`{command}`" in quickstart.README.read_text(), f"README.md names {command}"
+    seconds, code, _ = visitor.run(re.sub(r"[^a-z0-9]+", "-", name), command, root)
+    return name, seconds, code == 0
+
+
+def run_tests(visitor: Visitor, roots: int, warm: int) -> Iterator[Result]:
+    """Run `make test` in each root, and there again `warm` times."""
+    for root in range(1, roots + 1):
+        for name in ("cold", *(f"warm {number}" for number in range(1, warm + 1))):
+            yield timed(visitor, f"make test, root {root}, {name}", "make test", root)
 
 
 @contextmanager
