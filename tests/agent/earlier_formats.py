@@ -1,7 +1,7 @@
-"""What an agent of commit 3e98ba5 reads from a state directory, with its types.
+"""What agents of commits 3e98ba5 and b202e58 read from a state directory, with their types.
 
-They are strict where that agent is: a file that does not decode here is one that it refuses or sets aside. As that
-agent does, they skip fields that they do not know.
+They are strict where those agents are: a file that does not decode here is one that they refuse or set aside. As those
+agents do, they skip fields that they do not know.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class State(msgspec.Struct, frozen=True):
 
 
 def read_state(state: Path) -> State:
-    """Read a state directory. Raises msgspec.DecodeError or ValueError for what that agent cannot read."""
+    """Read a state directory. Raises msgspec.DecodeError or ValueError for what those agents cannot read."""
     entries = read_ledger(state / "ledger")
     names = {entry.uid: entry.name for entry in entries.values()}
     boots = {entry.boot_id: "the boot" for entry in entries.values() if entry.boot_id}

@@ -12,7 +12,7 @@ from pathlib import Path
 from deploy.archives import extract
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMIT = "3e98ba5794f4b2cc39854b9de1013d11b98fd52a"
+COMMIT = "b202e58ffad723433a7c157a02141edd352547bb"
 REQUESTED = "DRA_AGENT_TEST_EARLIER"
 TREE = ROOT / "target/earlier" / COMMIT[:7]
 PROGRAM = TREE / ".venv/bin/dra-agent"

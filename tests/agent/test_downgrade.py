@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,8 @@ import preloaded
 from agent.conftest import AgentProcess, Start
 from agent.earlier_formats import State, read_state
 from agent.earlier_program import PROGRAM, REQUESTED
-from agent.test_upgrade import EARLIER, HELD, cdi_names, restore
-from agent.test_upgrade_slices import (
-    HOST,
-    NODE,
-    are_published,
-    connection,
-    recorded_slices,
-    slice_writes,
-    updates,
-)
+from agent.test_upgrade import EARLIER, FIRST, HELD, LAST, cdi_names, restore
+from agent.test_upgrade_slices import HOST, NODE, are_published, connection, slice_writes
 from eventually import eventually
 from fake_apiserver.fake import FakeApi
 
@@ -60,9 +52,10 @@ def apply(state: Path, file: Path) -> None:
     assert "created" in result.stdout, result.stdout + result.stderr
 
 
-def test_an_earlier_version_reads_what_this_one_writes(start: Start, tmp_path: Path, state: Path) -> None:
+@pytest.mark.parametrize("commit", [FIRST, LAST])
+def test_an_earlier_version_reads_what_this_one_writes(start: Start, tmp_path: Path, state: Path, commit: str) -> None:
     """Both versions write the same for the same claims, so far as the earlier one reads it."""
-    restore(tmp_path / "earlier-state", tmp_path / "earlier-cdi", tmp_path / "config.toml")
+    restore(commit, tmp_path / "earlier-state", tmp_path / "earlier-cdi", tmp_path / "config.toml")
     agent = start(*HOST, "--config", str(tmp_path / "config.toml")).ready()
     apply(state, EARLIER / "claims.yaml")
     expected = {name: [device] for name, device in HELD.items()}
@@ -111,9 +104,15 @@ class EarlierVersion:
             process.wait()
 
 
+def phases(earlier: EarlierVersion, state: Path) -> dict[str, str]:
+    """Return the phase of each claim, as the earlier agent reports it."""
+    listed = json.loads(earlier.call("claim", "list", "-o", "json", "--state-dir", str(state)))
+    return {claim["name"]: claim["phase"] for claim in listed}
+
+
 def test_claims_survive_an_upgrade_and_a_downgrade(start: Start, tmp_path: Path, state: Path) -> None:
     cdi, config = tmp_path / "cdi", tmp_path / "config.toml"
-    restore(tmp_path / "unused-state", tmp_path / "unused-cdi", config)
+    restore(LAST, tmp_path / "unused-state", tmp_path / "unused-cdi", config)
     earlier = EarlierVersion(tmp_path)
     flags = ("--standalone", *HOST, "--state-dir", str(state), "--cdi-dir", str(cdi), "--config", str(config))
     expected = {name: [device] for name, device in HELD.items()}
@@ -128,6 +127,7 @@ def test_claims_survive_an_upgrade_and_a_downgrade(start: Start, tmp_path: Path,
     assert cdi_names(specs(cdi)) == cdi_names(before)
     apply(state, tmp_path / "later.yaml")
     expected["later"] = ["gpu-0000-df-00-0"]
+    prepared = dict.fromkeys(expected, "Prepared") | {"waits": "Pending"}
     eventually(lambda: held(state) == expected, upgraded.log_text)
     assert upgraded.end() == 0
     between = specs(cdi)
@@ -135,9 +135,8 @@ def test_claims_survive_an_upgrade_and_a_downgrade(start: Start, tmp_path: Path,
     with earlier.run(*flags) as agent:
         assert held(state) == expected
         assert cdi_names(specs(cdi)) == cdi_names(between)
-        listed = json.loads(earlier.call("claim", "list", "-o", "json", "--state-dir", str(state)))
-        phases = {claim["name"]: claim["phase"] for claim in listed}
-        assert phases == dict.fromkeys(expected, "Prepared") | {"waits": "Pending"}
+        # The simulated host is a new one: the binding of a driver and the MIG instance are made again, in turn.
+        eventually(lambda: phases(earlier, state) == prepared, agent.log_text)
         earlier.call("claim", "delete", *sorted(expected), "--state-dir", str(state))
         eventually(lambda: held(state) == {"waits": expected["whole"]}, agent.log_text)
         earlier.call("claim", "delete", "waits", "--state-dir", str(state))
@@ -146,10 +145,10 @@ def test_claims_survive_an_upgrade_and_a_downgrade(start: Start, tmp_path: Path,
     assert not list(state.rglob("*.corrupt-*"))
 
 
-def test_each_version_updates_the_slices_of_the_other_once(
+def test_both_versions_adopt_the_slices_of_the_other(
     start: Start, fake_api: FakeApi, tmp_path: Path, state: Path, kubelet_dir: Path
 ) -> None:
-    """They differ in attributes of devices only, so no slice is replaced."""
+    """They publish the same for the host, so none of them writes a slice of the other."""
     fake_api.put("nodes", NODE)
     kubernetes = connection(fake_api, tmp_path, kubelet_dir)
     earlier = EarlierVersion(tmp_path)
@@ -158,21 +157,12 @@ def test_each_version_updates_the_slices_of_the_other_once(
         eventually(lambda: are_published(agent), agent.log_text)
     created = slice_writes(fake_api)
     assert {method for method, _ in created} == {"POST"}
-    published = fake_api.objects("resourceslices")
-    assert specs_by_pool(published) == specs_by_pool(recorded_slices())
-    once = updates(published)
     shutil.rmtree(state / "simulated")
     upgraded = start("--no-standalone", *HOST, *kubernetes).ready()
     eventually(lambda: are_published(upgraded), upgraded.log_text)
     assert upgraded.end() == 0
-    assert sorted(slice_writes(fake_api)[len(created) :]) == once
+    assert slice_writes(fake_api) == created
     shutil.rmtree(state / "simulated")
     with earlier.run(*flags) as agent:
         eventually(lambda: are_published(agent), agent.log_text)
-    assert sorted(slice_writes(fake_api)[len(created) + len(once) :]) == once
-    assert specs_by_pool(fake_api.objects("resourceslices")) == specs_by_pool(recorded_slices())
-
-
-def specs_by_pool(slices: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the specs of slices, whose names are random."""
-    return sorted(json.dumps(one["spec"], sort_keys=True) for one in slices)
+    assert slice_writes(fake_api) == created

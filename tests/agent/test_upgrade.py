@@ -1,4 +1,4 @@
-"""An agent takes over the state of an earlier version: claims stay prepared, and can be released."""
+"""An agent takes over the state of earlier versions: claims stay prepared, and can be released."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from deploy.archives import extract
 
 import preloaded
@@ -15,6 +16,9 @@ from agent.conftest import Start
 from eventually import eventually
 
 EARLIER = Path(__file__).parent / "earlier_state"
+FIRST = "3e98ba5"
+LAST = "b202e58"
+"""Commits whose state is recorded."""
 HELD = {
     "whole": "gpu-0000-61-00-0",
     "mig": "gpu-0000-1b-00-0-mig-1g-10gb-6",
@@ -23,9 +27,9 @@ HELD = {
 }
 
 
-def restore(state: Path, cdi: Path, config: Path) -> dict[str, dict[str, Any]]:
-    """Restore the files of an earlier agent; returns its CDI specs by file name."""
-    with tarfile.open(EARLIER / "3e98ba5.tar.xz") as archive:
+def restore(commit: str, state: Path, cdi: Path, config: Path) -> dict[str, dict[str, Any]]:
+    """Restore the files of an agent of the commit; returns its CDI specs by file name."""
+    with tarfile.open(EARLIER / f"{commit}.tar.xz") as archive:
         extract(archive, state.parent / "earlier")
     (state.parent / "earlier" / "state").rename(state)
     (state.parent / "earlier" / "config.toml").rename(config)
@@ -41,9 +45,12 @@ def cdi_names(specs: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
     return {name: [device["name"] for device in spec["devices"]] for name, spec in specs.items()}
 
 
-def test_claims_of_an_earlier_version_stay_prepared_and_are_released(start: Start, tmp_path: Path, state: Path) -> None:
+@pytest.mark.parametrize("commit", [FIRST, LAST])
+def test_claims_of_an_earlier_version_stay_prepared_and_are_released(
+    start: Start, tmp_path: Path, state: Path, commit: str
+) -> None:
     cdi, config = tmp_path / "cdi", tmp_path / "config.toml"
-    earlier = restore(state, cdi, config)
+    earlier = restore(commit, state, cdi, config)
     agent = start("--simulate", "dgx-h100", "--node-name", "vm", "--config", str(config)).ready()
 
     def cli(*arguments: str) -> Any:
