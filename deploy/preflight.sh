@@ -28,7 +28,7 @@ for path in . target "$VENV"; do
     fi
 done
 
-free=$(df -Pk . | sed -n '2s/^.* \([0-9]*\)  *[0-9]*%.*$/\1/p')
+free=$(df -Pk . | sed -n '2s/^.* \([0-9][0-9]*\)  *[0-9]*%.*$/\1/p')
 if [ ! -e target/release ] && [ -n "$free" ] && [ "$((free / 1024))" -lt "$MIN_MIB" ]; then
     problem "$((free / 1024)) MiB of disk are free, and the build needs $((MIN_MIB / 1024)) GiB: free some, or clone elsewhere"
 fi

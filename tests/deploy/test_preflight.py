@@ -21,7 +21,8 @@ from unprivileged import UNPRIVILEGED, script
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = {
     "uname": "echo Linux",
-    "df": "echo head; echo '/dev/sda1 9000000 1 {free_kib} 50% /'",
+    # It aligns its columns, so that more than one space is between them.
+    "df": "echo head; echo '/dev/sda1        9000000         1   {free_kib}      50% /'",
     "cc": "while [ $# -gt 0 ]; do [ $1 != -o ] || : > $2; shift; done",
     "cargo": "echo 'cargo 1.95.0 (f2d3ce0bd 2026-03-21)'",
     "python3": "case $1:$2 in *version_info*) echo '311 3.11' ;; *) : ;; esac",

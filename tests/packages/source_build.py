@@ -24,7 +24,7 @@ from packages.machine import SUITE, base_root, missing_requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADING = "Try it without hardware"
-SUITES = {"12": SUITE, "13": "trixie"}
+SUITES = {"12": SUITE, "13": "trixie", "14": "forky"}
 """Names of Debian's releases."""
 VISITOR = 1000
 HOME = "/home/visitor"
@@ -41,8 +41,10 @@ mount -t overlay overlay -o "lowerdir=$lower,upperdir=$work/upper,workdir=$work/
 mkdir -p $root/opt/rust
 mount --bind -o ro "$rust" $root/opt/rust
 if [ -n "$python" ]; then
-    mkdir -p $root/opt/python
-    mount --bind -o ro "$python" $root/opt/python
+    # Where it was built for; every folder above it can be entered.
+    (umask 022 && mkdir -p "$root$python")
+    chmod 711 "$root/root"
+    mount --bind -o ro "$python" "$root$python"
 fi
 mount -t proc proc $root/proc
 mount --rbind /sys $root/sys
@@ -117,7 +119,7 @@ class Visitor:
         environment = {
             "HOME": HOME,
             "USER": "visitor",
-            "PATH": f"{'/opt/python/bin:' if self._python else ''}/opt/rust/bin:/usr/bin:/bin",
+            "PATH": f"{f'{self._python}/bin:' if self._python else ''}/opt/rust/bin:/usr/bin:/bin",
             "PIP_CERT": f"{HOME}/certificates.pem",
             "CARGO_HTTP_CAINFO": f"{HOME}/certificates.pem",
         }
