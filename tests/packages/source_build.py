@@ -54,6 +54,12 @@ for name in null zero full random urandom tty; do
     mount --bind /dev/$name $root/dev/$name
 done
 mkdir -m 1777 $root/dev/shm
+mkdir $root/dev/pts
+mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts $root/dev/pts
+ln -s pts/ptmx $root/dev/ptmx
+ln -s /proc/self/fd/0 $root/dev/stdin
+ln -s /proc/self/fd/1 $root/dev/stdout
+ln -s /proc/self/fd/2 $root/dev/stderr
 ln -s /proc/self/fd $root/dev/fd
 # An installed Debian has these files; mmdebstrap makes none.
 cp --dereference /etc/resolv.conf $root/etc/resolv.conf
