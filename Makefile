@@ -8,8 +8,9 @@ NATIVE := $(VENV)/.native-$(PROFILE)
 FAKE   := python/dra_simulate/lib/libnvidia-ml.so.1
 HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 
-# Tests start hundreds of agents. Without byte code, each of them would compile the whole package.
-unexport PYTHONDONTWRITEBYTECODE
+# Tests start hundreds of agents. Without byte code, each of them would compile the whole package. Without a buffer, a
+# program ends in another way than on most machines.
+unexport PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED
 
 .DEFAULT_GOAL := help
 .PHONY: help docs docs-pictures docs-reference lock build check demo test test-all test-rest test-core-python test-core-rust test-rest-python test-rust test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages test-sources clean cluster cluster-down test-cluster test-earlier test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests measures

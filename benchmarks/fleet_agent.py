@@ -14,7 +14,6 @@ from typing import Any, NoReturn, cast
 
 from fleet_inventory import DRIVER
 
-from dra_agent import msgspec_warmup
 from dra_agent.agent.config import Config
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.kubernetes_mode import KubernetesMode
@@ -30,8 +29,6 @@ from dra_agent.inventory.model import Device, Inventory
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.service import ReclaimService
-
-msgspec_warmup.build_decoders()  # as the agent does at its start: threads of several agents decode the same types
 
 BOOT = "fleet"
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import dra_simulate
+import permissions
 import preloaded
 from dra_agent.host import Host
 from fake_apiserver.fixture import fake_api
@@ -42,6 +43,7 @@ settings.load_profile("any-machine")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start what watches the whole run."""
+    permissions.obey()
     mark_processes(config)
     config.pluginmanager.register(Tiers(config))
 

@@ -151,7 +151,8 @@ def test_sighup_with_an_invalid_file_keeps_the_configuration(start: Start, tmp_p
 def test_a_closed_log_pipe_does_not_end_the_agent(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dra_agent", "run", "--standalone", "--simulate", "vm-1gpu"]
     command += ["--state-dir", str(tmp_path / "s"), "--cdi-dir", str(tmp_path / "cdi"), "--log-level", "debug"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as agent:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=buffered) as agent:
         try:
             assert agent.stderr is not None
             while "info ready" not in agent.stderr.readline():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import tiers
 from dra_agent import _native
 from oracle import go
 
@@ -34,6 +35,7 @@ def test_the_longest_quantity_is_written_without_a_division_for_each_digit() -> 
     assert time.thread_time() - began < 20
 
 
+@tiers.GO
 def test_golden_values_match_the_go_library() -> None:
     oracle = go.build(HERE / "oracle", "quantities")
     golden = (HERE / "golden/quantities.jsonl").read_text()

@@ -7,15 +7,12 @@ import copy
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fleet_agent
 import msgspec
 import pytest
 from fleet import check_programs, measures_of, right_within
@@ -104,14 +101,6 @@ def is_of_observer(path: str, query: dict[str, str]) -> bool:
 
 def published(inventory: Inventory, node: str = "n") -> list[dict[str, Any]]:
     return desired_slices(inventory, node=node, driver=DRIVER).slices
-
-
-def test_agents_on_several_threads_decode_known_types() -> None:
-    # The first use of a type on two threads ends the process with a segmentation fault (dra_agent/msgspec_warmup.py).
-    code = "import fleet_agent; from dra_agent import msgspec_warmup; print(msgspec_warmup.build_decoders())"
-    folder = Path(fleet_agent.__file__).parent
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=folder)
-    assert found.stdout == "0\n"
 
 
 def test_equal_slices_have_no_mismatch() -> None:

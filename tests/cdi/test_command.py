@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import tiers
 from dra_agent.cli.main import main
 from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
 
@@ -192,6 +193,7 @@ def test_try_without_a_runtime_shows_the_edits(
     assert "no container: " in text and "add device /dev/kfd" in text
 
 
+@tiers.PROGRAMS
 def test_try_reports_a_container_that_does_not_start(
     cdi: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import tiers
 from container_runtime import require_runtime
 from dra_agent.cdi.claim import SpecDevice, build_spec
 from dra_agent.cdi.directory import SpecDirectory
@@ -65,6 +66,7 @@ def run(runtime: Runtime, ids: list[str], rootfs: Path) -> subprocess.CompletedP
     return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
 
 
+@tiers.PROGRAMS
 def test_container_starts_only_with_its_limit_set(tmp_path: Path, hooks: ContainerEdits) -> None:
     runtime, rootfs, cdi = require_runtime(tmp_path)
     ids = write_claim(hooks, cdi)

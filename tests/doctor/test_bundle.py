@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import permissions
 from dra_agent.agent.device_state import boot_id
 from dra_agent.cli.main import main
 from dra_agent.doctor.bundle import Bundle, Document, Redactor, Text, write_archive
@@ -252,7 +253,7 @@ def test_the_ledger_of_a_bundle_names_the_claims_of_an_earlier_boot(place: Path)
 
 def test_a_user_without_root_gets_a_bundle() -> None:
     # Not below pytest's directory, which other users cannot enter.
-    with tempfile.TemporaryDirectory(prefix="dra-") as directory:
+    with permissions.ignored(), tempfile.TemporaryDirectory(prefix="dra-") as directory:
         home = Path(directory)
         prefix = without_root(home)
         (home / "state").mkdir()

@@ -18,6 +18,7 @@ from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.topology import Link, PciFunction, Sriov
 from dra_simulate import inject
 from dra_simulate.nvml import Access, Condition
+from dra_simulate.tree import replace_file
 from eventually import DEADLINE_S
 
 
@@ -186,7 +187,7 @@ def test_a_shared_iommu_group_is_a_warning(scanned: Scanned, findings: Findings)
 def test_functions_that_the_scan_skipped_are_reported(scanned: Scanned, host: Host, findings: Findings) -> None:
     found_functions = sorted((host.sysfs / "bus/pci/devices").iterdir())
     damaged = next(path for path in found_functions if path.name == gpu(scanned()).pci_address)
-    (damaged.resolve() / "class").write_text("garbage")
+    replace_file(damaged.resolve() / "class", b"garbage")
     found = findings(scanned())
     assert any(finding.check == "hardware" and damaged.name in finding.where for finding in found)
 

@@ -257,7 +257,6 @@ def test_a_text_too_long_is_cut_between_characters_and_reported(
     assert "productName is 67 bytes long and cut to 64" in problem.message
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_an_unreadable_file_is_a_problem_with_a_hint(
     host: Host, write: Write, function: Make, topology_of: TopologyOf
 ) -> None:

@@ -17,6 +17,7 @@ from dra_agent.inventory.nvidia.nvml_client import WHOLE, CallTimeoutError, Nvml
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.topology import DeviceKind, PciFunction, scan
 from dra_simulate import inject, nvml
+from dra_simulate.tree import replace_file
 from eventually import DEADLINE_S, eventually
 
 GPU = "gpu-0000-1b-00-0"
@@ -151,10 +152,10 @@ def test_a_link_that_is_switched_on_and_down_is_an_ailment(tmp_path: Path) -> No
         device = NicBackend(host).describe(function, None, [])
         return [issue.cause for issue in device.issues]
 
-    (interface / "flags").write_text("0x1003\n")
-    (interface / "carrier").write_text("1\n")
+    replace_file(interface / "flags", b"0x1003\n")
+    replace_file(interface / "carrier", b"1\n")
     assert causes() == []
-    (interface / "carrier").write_text("0\n")
+    replace_file(interface / "carrier", b"0\n")
     assert causes() == ["link-down"]
-    (interface / "flags").write_text("0x1002\n")
+    replace_file(interface / "flags", b"0x1002\n")
     assert causes() == [], "it was not switched on"

@@ -25,6 +25,7 @@ from dra_agent.topology import scan
 from dra_simulate import inject
 from dra_simulate.kernel import SimulatedKernel
 from dra_simulate.profiles import load_profile
+from dra_simulate.tree import replace_file
 from eventually import DEADLINE_S
 from inventory.hurry import hurry
 
@@ -216,7 +217,7 @@ def test_a_change_of_the_partition_mode_leaves_the_groups_of_other_gpus(tmp_path
     topology = host.sysfs / "class/kfd/kfd/topology"
     nodes = sorted((topology / "nodes").iterdir(), key=lambda path: int(path.name))
     shutil.rmtree(nodes[-1])
-    (topology / "generation_id").write_text("99\n")
+    replace_file(topology / "generation_id", b"99\n")
     assert groups() == before and len(reader.nodes([])) == 7
 
 

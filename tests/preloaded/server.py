@@ -196,8 +196,6 @@ def main() -> int:
     sys.path.insert(1, os.path.dirname(sys.path[0]))  # noqa: PTH120
     for module in MODULES:
         importlib.import_module(module)
-    # Otherwise each agent does at its start, which takes longer than the rest of it.
-    sys.modules["dra_agent.msgspec_warmup"].build_decoders()
     gc.collect()
     gc.freeze()
     request = _Server(requests, listening).serve()

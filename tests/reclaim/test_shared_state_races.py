@@ -75,6 +75,7 @@ def test_the_later_request_counts_where_the_earlier_one_is_read_late(
     async def scenario(agents: Agents) -> None:
         old, new = await agents.start("old"), await agents.start("new")
         await request(old, "maintenance")
+        await eventually_async(lambda: not old.unsaved)  # it has not waited for a slow disk
         reads.hold()
         following = asyncio.create_task(new.follow_other_agents())
         await eventually_async(lambda: reads.waiting)

@@ -15,6 +15,7 @@ from dra_agent.telemetry.accounting import STATE_FILE, Accounting
 from dra_agent.telemetry.model import COUNTERS, DeviceSample
 from dra_agent.telemetry.plausibility import drop_impossible, increase
 from dra_simulate import inject
+from dra_simulate.tree import replace_file
 from eventually import eventually
 from telemetry.rig import INTERVAL_S, Rig, claim, held
 
@@ -158,12 +159,12 @@ def test_a_nic_that_left_the_namespace_has_no_values(rig: Rig, root: Path) -> No
 def test_a_counter_file_that_is_not_a_number_is_named(rig: Rig, root: Path) -> None:
     file = root / "sys/class/net/ens5/statistics/rx_bytes"
     before = file.read_bytes()
-    file.write_bytes(b"many\n")
+    replace_file(file, b"many\n")
     try:
         rig.sample()
         assert failing(rig) == {("sysfs-network", NIC)}
     finally:
-        file.write_bytes(before)
+        replace_file(file, before)
 
 
 @pytest.mark.parametrize(

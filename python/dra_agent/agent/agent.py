@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dra_agent import __version__, garbage_collection, msgspec_warmup
+from dra_agent import __version__, garbage_collection
 from dra_agent.agent import host_ownership
 from dra_agent.agent.about import describe
 from dra_agent.agent.closing import ClosingStack
@@ -183,7 +183,6 @@ class Agent:
         stack.callback(thread.shutdown)
         self._observability.serve()
         mode = self._choose(stack, thread)
-        msgspec_warmup.build_decoders()
         await mode.open()
         host = await thread.run("building the simulated host", 60.0, lambda: agent_host(config))
         # Before the scan of devices, which may take long: a notice does not wait for it.
@@ -239,7 +238,6 @@ class Agent:
             "comparing owners of devices", 60.0, lambda: ownership.reconcile(ledger, device_state.lookup)
         ):
             log.error("another agent of this host has a device of a prepared claim", extra={"problem": problem})
-        msgspec_warmup.build_decoders()  # for the types that were imported since
         await self._supervise_daemons(stack, thread, device_state, mode, setups)
         await self._serve_hooks(stack, setups)
         await mode.serve(preparer, device_state, ledger)

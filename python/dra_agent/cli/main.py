@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from dra_agent.cli.parser import build_parser, command_module
 from dra_agent.cli.terminal import guarded
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with guarded():
         code = exit_code(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
     if argv is None:
+        _drop_unread_messages()
         # The interpreter searches all objects for cycles when it ends, which takes a fifth of a short command's time.
         gc.freeze()
     return code
@@ -92,5 +94,15 @@ def _run(arguments: list[str]) -> int:
 
 
 def _print_error(message: str) -> None:
-    for line in message.split("\n"):
-        print(f"dra-agent: {line}", file=sys.stderr)
+    with suppress(OSError):  # nobody reads them
+        for line in message.split("\n"):
+            print(f"dra-agent: {line}", file=sys.stderr)
+
+
+def _drop_unread_messages() -> None:
+    """Keep the exit code where nobody reads standard error: Python exits with 120 if the buffer stays full."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

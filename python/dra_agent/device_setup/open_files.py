@@ -24,7 +24,7 @@ from dra_agent.inventory.model import Device
 from dra_agent.inventory.vendors import gpu_vendor
 from dra_agent.processes.file_tables import file_tables
 from dra_agent.processes.open_file import FileIdentity, device_identity, identity_of
-from dra_agent.processes.stat import process_ids
+from dra_agent.processes.stat import process_ids, read_stat
 from dra_agent.processes.visibility import PERMISSION_HINT, hidden_processes_reason
 
 SEARCH_TIMEOUT_S = 30.0
@@ -226,6 +226,11 @@ def _open_files(proc: Path, pid: int, deadline: Deadline) -> Iterable[FileIdenti
                             yield identity_of(file.path)
         except (FileNotFoundError, ProcessLookupError):
             continue  # this thread has ended
+        except PermissionError:
+            # A first thread that has ended has no files, and what is left of it belongs to root.
+            stat = read_stat(pid, proc)
+            if stat is not None and stat.state != "Z":
+                raise
 
 
 def _may_be_node(link: str) -> bool:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dra_agent import msgspec_warmup
 from dra_agent.prepare.claim_preparer import ClaimPreparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.preparer import Preparer
 from dra_agent.prepare.recovery import RecoveryReport
 
 __all__ = ["ClaimPreparer", "JournalLedger", "Preparer", "RecoveryReport"]
-
-msgspec_warmup.build_decoders()
