@@ -6,9 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+import permissions
 
 ROOT = Path(__file__).resolve().parents[1]
 UNPRIVILEGED = 65534
@@ -20,6 +25,13 @@ def script(path: Path, text: str) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
+
+
+@contextmanager
+def home_for_everyone() -> Iterator[Path]:
+    """Make a directory that every user may enter, unlike those of pytest; root may change all files in it."""
+    with permissions.ignored(), tempfile.TemporaryDirectory(prefix="dra-") as directory:
+        yield Path(directory)
 
 
 def without_root(directory: Path) -> tuple[str, ...]:

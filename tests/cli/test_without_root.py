@@ -6,7 +6,6 @@ import io
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from cli.manifests import CLASS, write
 from standalone.service_thread import ServiceThread
-from unprivileged import without_root
+from unprivileged import home_for_everyone, without_root
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -61,9 +60,8 @@ def test_a_command_finds_the_users_agent_that_starts_while_it_waits(
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A directory that every user may enter."""
-    with tempfile.TemporaryDirectory(prefix="dra-") as directory:
-        yield Path(directory)
+    with home_for_everyone() as directory:
+        yield directory
 
 
 @pytest.mark.parametrize("words", ["claim list", "claim holders", "claim release a/b", "explain claim/a"])

@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 import quickstart
 from dra_agent.agent.config import load_config
 from dra_agent.cdi.runtime import find, make_rootfs
-from unprivileged import AGENT, script, without_root
+from unprivileged import AGENT, home_for_everyone, script, without_root
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,9 +39,9 @@ def paste(commands: list[str], directory: Path, prefix: tuple[str, ...] = ()) ->
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A home directory that every user may enter, with a path that is short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="dra-") as directory:
-        yield Path(directory)
+    """Its path is short enough for sockets."""
+    with home_for_everyone() as directory:
+        yield directory
 
 
 def test_quickstart_without_hardware_needs_no_root(home: Path) -> None:

@@ -8,14 +8,12 @@ import os
 import stat
 import subprocess
 import tarfile
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import permissions
 from dra_agent.agent.device_state import boot_id
 from dra_agent.cli.main import main
 from dra_agent.doctor.bundle import Bundle, Document, Redactor, Text, write_archive
@@ -25,7 +23,7 @@ from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
 from eventually import eventually
 from preloaded import Command
 from recordings.conclusions import conclusions
-from unprivileged import without_root
+from unprivileged import home_for_everyone, without_root
 
 TOP = "dra-agent-bundle/"
 JWT = "eyJhbGciOiJSUzI1NiIsImtpZCI6IngifQ.eyJpc3MiOiJrdWJlcm5ldGVzIn0.c2lnbmF0dXJlLW9mLXRoZS10b2tlbg"
@@ -252,9 +250,7 @@ def test_the_ledger_of_a_bundle_names_the_claims_of_an_earlier_boot(place: Path)
 
 
 def test_a_user_without_root_gets_a_bundle() -> None:
-    # Not below pytest's directory, which other users cannot enter.
-    with permissions.ignored(), tempfile.TemporaryDirectory(prefix="dra-") as directory:
-        home = Path(directory)
+    with home_for_everyone() as home:
         prefix = without_root(home)
         (home / "state").mkdir()
         (home / "state").chmod(0)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dra_agent.host import Host
 from dra_agent.topology import Uevent
+from dra_simulate.tree import replace_file
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ class ChangingHost:
         if driver:
             link.symlink_to(self.host.sysfs / "bus/pci/drivers" / driver)
         rest = [line for line in lines if not line.startswith("DRIVER=")]
-        (folder / "uevent").write_text("\n".join([*([f"DRIVER={driver}"] if driver else []), *rest]) + "\n")
+        lines = [*([f"DRIVER={driver}"] if driver else []), *rest]
+        replace_file(folder / "uevent", ("\n".join(lines) + "\n").encode())
         return [self._event("bind" if driver else "unbind", folder)]
 
     def set_virtual_functions(self) -> list[Uevent]:
@@ -97,18 +99,18 @@ class ChangingHost:
         if not physical:
             return []
         folder = self._random.choice(physical)
-        (folder / "sriov_numvfs").write_text(f"{self._random.choice((0, 2, 4))}\n")
+        replace_file(folder / "sriov_numvfs", f"{self._random.choice((0, 2, 4))}\n".encode())
         return [self._event("change", folder)]
 
     def set_numa_node(self) -> list[Uevent]:
         _, folder = self._function()
-        (folder / "numa_node").write_text(f"{self._random.choice((-1, 0, 1))}\n")
+        replace_file(folder / "numa_node", f"{self._random.choice((-1, 0, 1))}\n".encode())
         return [self._event("change", folder)]
 
     def set_link(self) -> list[Uevent]:
         """Change what a device or a port above it can do."""
         _, folder = self._function()
-        (folder / "max_link_width").write_text(f"{self._random.choice((1, 4, 8, 16))}\n")
+        replace_file(folder / "max_link_width", f"{self._random.choice((1, 4, 8, 16))}\n".encode())
         return [self._event("change", folder)]
 
     def rename_interface(self) -> list[Uevent]:
@@ -126,7 +128,7 @@ class ChangingHost:
         interface = self._interface()
         if interface is None:
             return []
-        (interface / "mtu").write_text(f"{self._random.choice((1500, 4200, 9000))}\n")
+        replace_file(interface / "mtu", f"{self._random.choice((1500, 4200, 9000))}\n".encode())
         return [self._event("change", interface)]
 
     def set_route(self) -> list[Uevent]:
@@ -144,7 +146,7 @@ class ChangingHost:
         if not modules:
             return []
         module = self._random.choice(modules)
-        (module / "version").write_text(f"{self._random.randrange(100, 999)}.1.2\n")
+        replace_file(module / "version", f"{self._random.randrange(100, 999)}.1.2\n".encode())
         return [Uevent("add", f"/module/{module.name}", "module")]
 
     def _folders(self) -> list[Path]:

@@ -25,6 +25,7 @@ from dra_agent.inventory.settings import (
 from dra_agent.slices import CurrentSlices, desired_slices
 from dra_agent.topology import DeviceKind, LiveTopology, Uevent, scan
 from dra_simulate import build, inject
+from dra_simulate.tree import replace_file
 from eventually import DEADLINE_S
 from inventory.changing_host import ChangingHost
 
@@ -142,7 +143,7 @@ def test_devices_without_an_event_stay_the_same_objects(
     before, slices = agent.inventory, agent.slices.update(agent.inventory).slices
     nic = agent.inventory.family("nic")[0]
     folder = host.sysfs / "bus/pci/devices" / nic.pci_address
-    (folder / "numa_node").write_text("1\n" if nic.numa_node != 1 else "0\n")
+    replace_file(folder / "numa_node", b"1\n" if nic.numa_node != 1 else b"0\n")
     agent.receive([change_of(host, nic.pci_address)])
     same = [device.name for device in agent.inventory.devices if device is before.device(device.name)]
     assert same == [device.name for device in before.devices if device is not nic]
@@ -157,7 +158,7 @@ def test_an_event_describes_what_the_topology_does_not_show(dgx: tuple[Host, Age
     host, agent = dgx
     nic = agent.inventory.family("nic")[0]
     mtu = host.sysfs / "class/net" / nic.identity["ifname"] / "mtu"
-    mtu.write_text("4200\n")
+    replace_file(mtu, b"4200\n")
     agent.receive([change_of(host, agent.inventory.family("nic")[1].pci_address)])
     assert agent.inventory.device(nic.name) is nic, "nothing announced it"
     agent.receive([change_of(host, nic.pci_address)])
@@ -169,7 +170,7 @@ def test_an_event_describes_what_the_topology_does_not_show(dgx: tuple[Host, Age
 def test_an_event_of_no_function_describes_everything(dgx: tuple[Host, Agent], devpath: str) -> None:
     host, agent = dgx
     nic = agent.inventory.family("nic")[0]
-    (host.sysfs / "class/net" / nic.identity["ifname"] / "mtu").write_text("4200\n")
+    replace_file(host.sysfs / "class/net" / nic.identity["ifname"] / "mtu", b"4200\n")
     agent.receive([Uevent("add", devpath, "other"), change_of(host, agent.inventory.family("gpu")[0].pci_address)])
     assert agent.collector.kept == frozenset()
     described = agent.inventory.device(nic.name)
