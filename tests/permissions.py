@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
+
 _VERSION_3 = 0x20080522
 _IGNORES_FILE_PERMISSIONS = 1 << 1 | 1 << 2
 """CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of linux/capability.h."""
@@ -37,6 +39,13 @@ def ignored() -> Iterator[None]:
         yield
     finally:
         obey()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def permissions_of_root() -> Iterator[None]:
+    """For folders whose tests need root, and change what belongs to other users: import it in their `conftest.py`."""
+    with ignored():
+        yield
 
 
 def _change(change: Callable[[int, int], int]) -> None:

@@ -68,6 +68,9 @@ from cluster.kube.cluster import Cluster, running
 from cluster.kube.process import LONG_TIMEOUT_S
 from cluster.kube.workload import Namespace
 from leftovers import adopt_processes
+from permissions import permissions_of_root
+
+__all__ = ["permissions_of_root"]
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIO_TIMEOUT_S = 3600

@@ -30,6 +30,9 @@ from cluster.kube import prerequisites
 from cluster.kube.cluster import Cluster, running
 from cluster.kube.identity import CHART
 from dra_agent import __version__
+from permissions import permissions_of_root
+
+__all__ = ["permissions_of_root"]
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "target/image"

@@ -15,6 +15,9 @@ import pytest
 
 import released
 from packages.machine import Machine, base_root, missing_requirement
+from permissions import permissions_of_root
+
+__all__ = ["permissions_of_root"]
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_TIMEOUT_S = 900.0

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from datetime import timedelta
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from dra_agent.reclaim import state_file
 from dra_agent.reclaim.runtime import ReclaimRuntime
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.signal import Signal
-from dra_agent.reclaim.state import ActiveSignal, ReclaimState
+from dra_agent.reclaim.state import ActiveSignal, ReclaimState, apply
 from dra_agent.reclaim.state_file import STATE_FILE, StateChangedError, StateFile
 from eventually import DEADLINE_S, eventually_async
 from reclaim.shared_state import BOOT, Agents, request, requested, run
@@ -121,6 +121,31 @@ def test_a_state_does_not_replace_a_request_that_is_being_read(
         assert all(b"maintenance" in data for data in written)
 
     run(tmp_path, scenario)
+
+
+def test_a_state_that_was_read_before_another_one_was_accepted_is_refused(tmp_path: Path) -> None:
+    """It would bring back the request that the saved state has cancelled meanwhile."""
+    old, new = StateFile(tmp_path), StateFile(tmp_path)
+    fresh = new.load(BOOT)
+    signal = Signal("operator", "notice", "1", "maintenance")
+    old.load(BOOT)
+    old.save(apply(fresh, signal, STEADY.now()))
+    first = new.changes(BOOT)
+    assert first is not None
+
+    class AcceptedWhileRead(PosixPath):
+        calls = 0
+
+        def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+            AcceptedWhileRead.calls += 1
+            if AcceptedWhileRead.calls == 2:
+                assert new.accept(first)
+            return super().stat(follow_symlinks=follow_symlinks)
+
+    new.path = AcceptedWhileRead(new.path)
+    second = new.changes(BOOT)
+    assert AcceptedWhileRead.calls >= 2
+    assert second is not None and not new.accept(second)
 
 
 @pytest.mark.parametrize("kind", ["hint", "notice"])

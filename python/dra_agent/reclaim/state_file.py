@@ -128,10 +128,12 @@ class StateFile:
         An unreadable file, also one of a later version, is left to the agent that saved it. RetryableError where it
         can be read later.
         """
+        # First of all: `accept` on another thread, at any moment from here on, makes the result obsolete.
+        accepted = self.accepted
         if not self.is_changed:
             return None
         known = self._state or ReclaimState(boot)
-        unusable = OtherState(known, known, self._current_version(), self.accepted)
+        unusable = OtherState(known, known, self._current_version(), accepted)
         try:
             document = decode_json(atomic_file.read(self.path, _MAX_STATE_BYTES), type=_StateDocument)
         except (OSError, msgspec.DecodeError) as error:
