@@ -22,7 +22,7 @@ from dra_agent.reclaim.runtime import ReclaimRuntime
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.signal import Signal
 from dra_agent.reclaim.state import ActiveSignal, ReclaimState, apply
-from dra_agent.reclaim.state_file import STATE_FILE, StateChangedError, StateFile
+from dra_agent.reclaim.state_file import STATE_FILE, OtherState, StateChangedError, StateFile
 from eventually import DEADLINE_S, eventually_async
 from reclaim.shared_state import BOOT, Agents, request, requested, run
 
@@ -130,8 +130,9 @@ def test_a_state_that_was_read_before_another_one_was_accepted_is_refused(tmp_pa
     signal = Signal("operator", "notice", "1", "maintenance")
     old.load(BOOT)
     old.save(apply(fresh, signal, STEADY.now()))
-    first = new.changes(BOOT)
-    assert first is not None
+    found = new.changes(BOOT)
+    assert found is not None
+    first: OtherState = found
 
     class AcceptedWhileRead(PosixPath):
         calls = 0
