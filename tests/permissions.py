@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -28,17 +28,17 @@ class _Data(ctypes.Structure):
 
 def obey() -> None:
     """Have this thread, and those that it starts, obey the permissions of files."""
-    _change(lambda effective, _permitted: effective & ~_IGNORES_FILE_PERMISSIONS)
+    _ignore(0)
 
 
 @contextmanager
 def ignored() -> Iterator[None]:
-    """Have this thread ignore them again during the block, as a service of root does; for root only."""
-    _change(lambda effective, permitted: effective | permitted & _IGNORES_FILE_PERMISSIONS)
+    """Have this thread ignore them during the block, as a service of root does; for root only."""
+    before = _ignore(_IGNORES_FILE_PERMISSIONS)
     try:
         yield
     finally:
-        obey()
+        _ignore(before)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -48,11 +48,18 @@ def permissions_of_root() -> Iterator[None]:
         yield
 
 
-def _change(change: Callable[[int, int], int]) -> None:
+def _ignore(wanted: int) -> int:
+    """Have these of the two capabilities in effect, as far as this user has them; return the earlier ones."""
     libc = ctypes.CDLL(None, use_errno=True)
     header, data = _Header(_VERSION_3, 0), (_Data * 2)()
-    if libc.capget(ctypes.byref(header), data) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    data[0].effective = change(data[0].effective, data[0].permitted)
-    if libc.capset(ctypes.byref(header), data) != 0:
+    _check(libc.capget(ctypes.byref(header), data))
+    own = data[0]
+    before = own.effective & _IGNORES_FILE_PERMISSIONS
+    own.effective = own.effective & ~_IGNORES_FILE_PERMISSIONS | wanted & own.permitted
+    _check(libc.capset(ctypes.byref(header), data))
+    return int(before)
+
+
+def _check(result: int) -> None:
+    if result != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

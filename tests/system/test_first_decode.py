@@ -31,8 +31,10 @@ for struct in structs:
 """
 """Ended that way in a third of its runs."""
 RUNS = 6
+TIMEOUT_S = 120
 
 
 def test_threads_may_decode_the_same_type_first() -> None:
-    ended = [subprocess.run([sys.executable, "-c", RACE], capture_output=True, check=False) for _ in range(RUNS)]
+    command = [sys.executable, "-c", RACE]
+    ended = [subprocess.run(command, capture_output=True, check=False, timeout=TIMEOUT_S) for _ in range(RUNS)]
     assert [(run.returncode, run.stderr) for run in ended] == [(0, b"")] * RUNS

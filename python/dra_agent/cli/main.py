@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TextIO
 
 from dra_agent.cli.parser import build_parser, command_module
 from dra_agent.cli.terminal import guarded
@@ -54,13 +55,13 @@ def exit_code(run: Callable[[], int]) -> int:
         return 130
     except BrokenPipeError:
         # The reader closed the pipe (`dra-agent devices | head`); Python must not report that at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return 0
     except OSError as error:
         if error.errno not in FULL or error.filename is not None:
             return _internal(error)
         # Python would write the rest of the buffer again at exit, and print its own message.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         _print_error(f"standard output: cannot be written: {error.strerror}; the output is not complete")
         return 1
     except Exception as error:  # noqa: BLE001 - a user gets one line for every error
@@ -99,10 +100,15 @@ def _print_error(message: str) -> None:
             print(f"dra-agent: {line}", file=sys.stderr)
 
 
+def _discard(stream: TextIO) -> None:
+    """Drop what is in the buffer of a stream, and what is written to it from now on."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _drop_unread_messages() -> None:
     """Keep the exit code where nobody reads standard error: Python exits with 120 if the buffer stays full."""
     try:
         if sys.stderr is not None:
             sys.stderr.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        _discard(sys.stderr)
