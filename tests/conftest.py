@@ -43,7 +43,7 @@ settings.load_profile("any-machine")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start what watches the whole run."""
-    permissions.obey()
+    config.pluginmanager.register(permissions.Obeyed())
     mark_processes(config)
     config.pluginmanager.register(Tiers(config))
 

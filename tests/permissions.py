@@ -26,9 +26,19 @@ class _Data(ctypes.Structure):
     _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
 
 
-def obey() -> None:
-    """Have this thread, and those that it starts, obey the permissions of files."""
-    _ignore(0)
+class Obeyed:
+    """Has the main thread of the tests, and those that it starts, obey the permissions of files.
+
+    Until the last test has ended: then pytest removes directories of earlier runs, with what tests gave to other users.
+    """
+
+    def __init__(self) -> None:
+        self._before = _ignore(0)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """Return the earlier permissions."""
+        _ignore(self._before)
 
 
 @contextmanager
