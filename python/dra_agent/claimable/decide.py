@@ -1,0 +1,196 @@
+"""Decides for each function whether it may be claimed, from what the kernel made of it and who uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from dra_agent.claimable.drivers import CONSOLE_VENDORS, DriverFacts, driver_facts
+from dra_agent.topology.model import DeviceKind, PciFunction
+
+Code = Literal[
+    "no-driver",
+    "reserved",
+    "user-space-driver",
+    "unusable-driver",
+    "virtualized",
+    "management",
+    "part-of-device",
+    "vfio-noiommu",
+    "no-iommu-group",
+    "display",
+    "console",
+    "physical-function",
+    "no-node",
+    "no-interface",
+    "host-interface",
+    "host-address",
+]
+"""Why a device of the host is not published; stable, for scripts and alerts."""
+
+_BY_MEANING: dict[str, Code] = {
+    "reserves": "reserved",
+    "user-space": "user-space-driver",
+    "unusable": "unusable-driver",
+    "virtualizes": "virtualized",
+    "manages": "management",
+}
+_NVIDIA, _NVIDIA_DRIVER = "0x10de", "nvidia"
+_NEURON_DRIVER = "neuron-driver"
+
+
+class HostUse(msgspec.Struct, frozen=True):
+    """How the host itself uses an interface."""
+
+    code: Literal["host-interface", "host-address"]
+    """host-interface: the host's traffic passes it, or it belongs to another interface. host-address: it has an
+    address and the route of its own network, as the ports of a storage or RDMA network have."""
+    reason: str
+    """In words: "eth0 is a port of bond0"."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a function may not be claimed."""
+
+    code: Code
+    reason: str
+    hint: str = ""
+    by_rule: bool = False
+    """A rule of the operator may allow it nevertheless."""
+
+
+class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the host besides the function itself."""
+
+    uses: Mapping[str, HostUse] = {}
+    """By name of a network interface: how the host uses it."""
+    moved: Collection[str] = frozenset()
+    """PCI addresses whose interface a claim has moved into a container."""
+    nodes: Mapping[str, Sequence[str]] = {}
+    """By PCI address: names below /dev of the character devices that drivers of accelerators and FPGAs made."""
+    wholes: Mapping[str, str] = {}
+    """By PCI address of a function that only works together with another one: the address of that one."""
+    changing_drivers: Collection[str] = frozenset()
+    """PCI vendors whose driver is loaded and unloaded while claims hold its devices."""
+
+
+def refusal(function: PciFunction, facts: HostFacts) -> Refusal | None:
+    """Return why this function may not be claimed; None if it may.
+
+    Only functions of the kinds that claims can hold are asked for.
+    """
+    if (whole := facts.wholes.get(function.pci_address)) is not None:
+        return Refusal("part-of-device", f"it is a part of the device at {whole}")
+    if function.driver is None and not _has_anything(function, facts):
+        if function.vendor_id in facts.changing_drivers and function.physfn is None:
+            return None
+        return Refusal(
+            "no-driver",
+            f"no driver is bound to this {function.kind.value} ({function.vendor_id}:{function.device_id}), so nothing"
+            " can use it",
+            "load its driver, or bind it to vfio-pci",
+        )
+    known = driver_facts(function.driver, function.kind) if function.driver is not None else None
+    if known is not None:
+        return _of_known(function, known)
+    if function.kind is DeviceKind.GPU:
+        return _of_gpu(function)
+    if function.kind is DeviceKind.NIC:
+        return _of_nic(function, facts)
+    return None if _has_anything(function, facts) else _nothing(function)
+
+
+def _of_known(function: PciFunction, driver: DriverFacts) -> Refusal | None:
+    if driver.meaning != "passes-through":
+        return Refusal(_BY_MEANING[driver.meaning], f"{function.driver} {driver.reason}", driver.hint)
+    if function.iommu_group is None:
+        return Refusal(
+            "no-iommu-group",
+            f"{function.driver} has no IOMMU group for it, so there is no node to give",
+            "enable the IOMMU (VT-d or AMD-Vi in the firmware, intel_iommu=on on the kernel's command line)",
+        )
+    return None
+
+
+def _of_gpu(function: PciFunction) -> Refusal | None:
+    if function.vendor_id == _NVIDIA and function.driver == _NVIDIA_DRIVER:
+        # Only NVIDIA's build for hosts of virtual machines binds virtual functions (kernel-open/nvidia/nv-pci.c).
+        if function.physfn is not None:
+            return Refusal(
+                "virtualized",
+                f"it is a vGPU of the GPU at {function.physfn}, which this host gives to virtual machines",
+                "claim GPUs inside the virtual machine, or disable virtual functions (sriov_numvfs)",
+            )
+        return _with_virtual_functions(function, by_rule=False)
+    render = function.drm.render if function.drm is not None else None
+    if render is None and function.kfd is None and not function.accel:
+        if function.drm is not None:
+            return Refusal(
+                "display",
+                f"{function.drm.card} shows a screen and has no render node, as the display of a management controller",
+            )
+        return _nothing(function)
+    if function.vendor_id in CONSOLE_VENDORS:
+        return Refusal(
+            "console",
+            "it is the display of this virtual machine, whether or not a GPU is behind it",
+            "allow it by a rule of inventory.displays if containers are to render with it",
+            by_rule=True,
+        )
+    return None
+
+
+def _of_nic(function: PciFunction, facts: HostFacts) -> Refusal | None:
+    if not (function.net or function.infiniband or function.pci_address in facts.moved):
+        return Refusal(
+            "no-interface",
+            f"{function.driver} made no network interface and no RDMA device for it in the host's network",
+            "it may be in a container's network, or be a function that has none",
+        )
+    uses = [facts.uses[name] for name in function.net if name in facts.uses]
+    for use in sorted(uses, key=lambda use: use.code != "host-interface"):
+        # RDMA works beside the host's address; without it, nothing is left that a claim could have.
+        if use.code == "host-interface" or not function.infiniband:
+            return Refusal(
+                use.code,
+                f"the host uses it: {use.reason}",
+                "claim another NIC, or allow it by a rule of inventory.host_interfaces",
+                by_rule=True,
+            )
+    return _with_virtual_functions(function, by_rule=True)
+
+
+def _with_virtual_functions(function: PciFunction, *, by_rule: bool) -> Refusal | None:
+    count = function.sriov.num_vfs if function.sriov is not None else 0
+    if not count:
+        return None
+    return Refusal(
+        "physical-function",
+        f"it has {count} virtual functions, which work through it",
+        "claim those, or remove them (sriov_numvfs)",
+        by_rule=by_rule,
+    )
+
+
+def _has_anything(function: PciFunction, facts: HostFacts) -> bool:
+    drm = function.drm
+    return bool(
+        function.net
+        or function.infiniband
+        or function.accel
+        or function.kfd is not None
+        or (drm is not None and (drm.render is not None or drm.card is not None))
+        or facts.nodes.get(function.pci_address)
+        # Its nodes have no place in /sys: only the driver itself can tell which one belongs to a function.
+        or function.driver == _NEURON_DRIVER
+    )
+
+
+def _nothing(function: PciFunction) -> Refusal:
+    return Refusal(
+        "no-node",
+        f"{function.driver} made no device node for it, so a container would get nothing",
+        "check the kernel log (dmesg); bind it to vfio-pci if a virtual machine is to have it",
+    )

@@ -1,0 +1,188 @@
+"""May a function be claimed: one table, from functions as scans of real hosts show them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dra_agent.claimable.decide import HostFacts, HostUse, Refusal, refusal
+from dra_agent.topology.model import DeviceKind, Drm, PciFunction, Sriov
+
+ADDRESS = "0000:3b:00.0"
+PHYSICAL = "0000:3b:00.4"
+NVIDIA, AMD, INTEL, MELLANOX = "0x10de", "0x1002", "0x8086", "0x15b3"
+GPU, NIC, FPGA, ACCELERATOR = DeviceKind.GPU, DeviceKind.NIC, DeviceKind.FPGA, DeviceKind.ACCELERATOR
+
+
+def function(kind: DeviceKind, vendor: str, driver: str | None, **facts: Any) -> PciFunction:
+    values: dict[str, Any] = {
+        "pci_address": ADDRESS,
+        "kind": kind,
+        "class_": "0x030200",
+        "vendor_id": vendor,
+        "device_id": "0x0001",
+        "subsystem_vendor": None,
+        "subsystem_device": None,
+        "revision": None,
+        "numa_node": 0,
+        "numa_source": "device",
+        "pcie_root": "pci0000:3a",
+        "parents": (),
+        "pcie_switch": None,
+        "driver": driver,
+        "iommu_group": 17,
+        "link": None,
+        "sriov": None,
+        "physfn": None,
+        "virtfns": (),
+        "net": (),
+        "infiniband": (),
+        "uverbs": (),
+        "drm": None,
+        "accel": (),
+        "kfd": None,
+        "vfio": None,
+    }
+    return PciFunction(**values | facts)
+
+
+def rendering(card: str | None = "card0", render: str | None = "renderD128") -> Drm:
+    return Drm(card, render)
+
+
+BOND = HostUse("host-interface", "ens1 is a port of bond0")
+RAIL = HostUse("host-address", "ens1 has the address 10.1.2.3/24")
+DIVIDED = Sriov(16, 4)
+
+GPUS: list[tuple[str, PciFunction, str | None]] = [
+    ("NVIDIA's driver makes nodes without an entry in /sys", function(GPU, NVIDIA, "nvidia"), None),
+    ("with nvidia-drm", function(GPU, NVIDIA, "nvidia", drm=rendering()), None),
+    ("nouveau renders, and CUDA cannot use it", function(GPU, NVIDIA, "nouveau", drm=rendering()), "unusable-driver"),
+    ("nova", function(GPU, NVIDIA, "NovaCore", drm=rendering()), "unusable-driver"),
+    ("nova under its module's name", function(GPU, NVIDIA, "nova_core", drm=rendering()), "unusable-driver"),
+    ("no driver", function(GPU, NVIDIA, None), "no-driver"),
+    ("no driver, AMD", function(GPU, AMD, None), "no-driver"),
+    ("reserved at boot", function(GPU, NVIDIA, "pci-stub"), "reserved"),
+    ("for a Xen guest", function(GPU, NVIDIA, "pciback"), "reserved"),
+    ("in user space", function(GPU, NVIDIA, "uio_pci_generic"), "user-space-driver"),
+    ("a vGPU on the host of a virtual machine", function(GPU, NVIDIA, "nvidia", physfn=PHYSICAL), "virtualized"),
+    ("that host's GPU", function(GPU, NVIDIA, "nvidia", sriov=DIVIDED), "physical-function"),
+    ("a GPU that could be divided", function(GPU, NVIDIA, "nvidia", sriov=Sriov(16, 0)), None),
+    ("a vGPU on vfio-pci", function(GPU, NVIDIA, "vfio-pci", physfn=PHYSICAL), None),
+    ("vfio-pci", function(GPU, NVIDIA, "vfio-pci", vfio="vfio0"), None),
+    ("vfio-pci without an IOMMU", function(GPU, NVIDIA, "vfio-pci", iommu_group=None), "no-iommu-group"),
+    ("Grace's variant of it", function(GPU, NVIDIA, "nvgrace_gpu_vfio_pci"), None),
+    ("Intel's variant of it", function(GPU, INTEL, "xe-vfio-pci", physfn=PHYSICAL), None),
+    ("amdgpu", function(GPU, AMD, "amdgpu", drm=rendering(), kfd=1), None),
+    ("amdgpu without a DRM node, in compute only", function(GPU, AMD, "amdgpu", kfd=1), None),
+    ("amdgpu that failed to start", function(GPU, AMD, "amdgpu"), "no-node"),
+    ("radeon", function(GPU, AMD, "radeon", drm=rendering()), "unusable-driver"),
+    ("AMD's host driver of virtual machines", function(GPU, AMD, "gim"), "virtualized"),
+    ("i915", function(GPU, INTEL, "i915", drm=rendering()), None),
+    ("xe", function(GPU, INTEL, "xe", drm=rendering("card2", "renderD130")), None),
+    ("a GPU of a vendor without a back end", function(GPU, "0x1ed5", "mtgpu", drm=rendering()), None),
+    ("one of them without a render node", function(GPU, "0x1ed5", "mtgpu"), "no-node"),
+    ("ASPEED", function(GPU, "0x1a03", "ast", drm=rendering(render=None)), "display"),
+    ("Matrox", function(GPU, "0x102b", "mgag200", drm=rendering(render=None)), "display"),
+    ("Huawei's iBMC", function(GPU, "0x19e5", "hibmc-drm", drm=rendering(render=None)), "display"),
+    ("QEMU's standard display", function(GPU, "0x1234", "bochs-drm", drm=rendering(render=None)), "display"),
+    ("a display chip nobody has heard of", function(GPU, "0xabcd", "newbmc", drm=rendering(render=None)), "display"),
+    ("a display chip without a driver", function(GPU, "0x1a03", None), "no-driver"),
+    ("Hyper-V's, whose card hangs elsewhere", function(GPU, "0x1414", "hyperv_drm"), "no-node"),
+    ("virtio-gpu", function(GPU, "0x1af4", "virtio-pci", drm=rendering()), "console"),
+    ("VMware's", function(GPU, "0x15ad", "vmwgfx", drm=rendering()), "console"),
+]
+
+NICS: list[tuple[str, PciFunction, str | None]] = [
+    ("an interface", function(NIC, MELLANOX, "mlx5_core", net=("ens9",)), None),
+    ("with RDMA", function(NIC, MELLANOX, "mlx5_core", net=("ens9",), infiniband=("mlx5_0",)), None),
+    ("RDMA only, as AWS EFA", function(NIC, "0x1d0f", "efa", infiniband=("rdmap0",), uverbs=("uverbs0",)), None),
+    ("no interface, as some functions of a T6", function(NIC, "0x1425", "cxgb4"), "no-interface"),
+    ("a port of a bond", function(NIC, MELLANOX, "mlx5_core", net=("ens1",)), "host-interface"),
+    (
+        "a port of a bond with RDMA",
+        function(NIC, MELLANOX, "mlx5_core", net=("ens1",), infiniband=("mlx5_bond_0",)),
+        "host-interface",
+    ),
+    ("one of its two ports is in a bond", function(NIC, MELLANOX, "mlx4_core", net=("a", "ens1")), "host-interface"),
+    ("an address without RDMA", function(NIC, INTEL, "ice", net=("rail1",)), "host-address"),
+    ("an address on a rail", function(NIC, MELLANOX, "mlx5_core", net=("rail1",), infiniband=("mlx5_1",)), None),
+    ("it has virtual functions", function(NIC, INTEL, "ice", net=("ens9",), sriov=DIVIDED), "physical-function"),
+    ("it could have some", function(NIC, INTEL, "ice", net=("ens9",), sriov=Sriov(64, 0)), None),
+    ("a virtual function", function(NIC, INTEL, "iavf", net=("ens9v0",), physfn=PHYSICAL), None),
+    ("a virtual function without a driver", function(NIC, INTEL, None, physfn=PHYSICAL), "no-driver"),
+    ("vfio-pci", function(NIC, INTEL, "vfio-pci", physfn=PHYSICAL), None),
+    ("mlx5_vfio_pci", function(NIC, MELLANOX, "mlx5_vfio_pci", physfn=PHYSICAL), None),
+    ("DPDK's igb_uio", function(NIC, INTEL, "igb_uio"), "user-space-driver"),
+    ("pci-stub", function(NIC, INTEL, "pci-stub"), "reserved"),
+    ("a driver that is not known, without an interface", function(NIC, "0xabcd", "newnic"), "no-interface"),
+]
+
+OTHERS: list[tuple[str, PciFunction, str | None]] = [
+    ("Gaudi", function(ACCELERATOR, "0x1da3", "habanalabs", accel=("accel0",)), None),
+    ("Gaudi on pci-stub", function(ACCELERATOR, "0x1da3", "pci-stub"), "reserved"),
+    ("Gaudi whose driver failed", function(ACCELERATOR, "0x1da3", "habanalabs"), "no-node"),
+    ("Trainium, whose nodes are not in /sys", function(ACCELERATOR, "0x1d0f", "neuron-driver"), None),
+    ("QAT, which works through virtual functions", function(ACCELERATOR, INTEL, "4xxx"), "no-node"),
+    ("a virtual function of QAT", function(ACCELERATOR, INTEL, "vfio-pci", physfn=PHYSICAL), None),
+    ("an NPU", function(ACCELERATOR, AMD, "amdxdna", accel=("accel0",)), None),
+    ("Alveo", function(FPGA, "0x10ee", "xocl", drm=rendering()), None),
+    ("Alveo's management function", function(FPGA, "0x10ee", "xclmgmt"), "management"),
+    ("Alveo on pci-stub", function(FPGA, "0x10ee", "pci-stub"), "reserved"),
+    ("an FPGA that is not configured", function(FPGA, INTEL, "dfl-pci"), "no-node"),
+    ("no driver", function(FPGA, "0x10ee", None), "no-driver"),
+]
+
+FACTS = HostFacts(uses={"ens1": BOND, "rail1": RAIL})
+
+
+@pytest.mark.parametrize(
+    ("given", "code"), [pytest.param(given, code, id=name) for name, given, code in [*GPUS, *NICS, *OTHERS]]
+)
+def test_a_function_is_claimable_or_has_a_reason(given: PciFunction, code: str | None) -> None:
+    found = refusal(given, FACTS)
+    assert (found.code if found is not None else None) == code
+    if found is not None:
+        assert found.reason and not found.reason.endswith(".")
+
+
+def test_an_interface_that_a_claim_has_moved_is_not_missing() -> None:
+    moved = function(NIC, MELLANOX, "mlx5_core")
+    assert refusal(moved, HostFacts(moved={ADDRESS})) is None
+    assert refusal(moved, HostFacts(moved={PHYSICAL})) is not None
+
+
+def test_a_driver_that_comes_and_goes_keeps_its_devices() -> None:
+    unloaded = function(GPU, NVIDIA, None)
+    assert refusal(unloaded, HostFacts(changing_drivers={NVIDIA})) is None
+    assert refusal(unloaded, HostFacts(changing_drivers={AMD})) is not None
+    assert refusal(function(GPU, NVIDIA, None, physfn=PHYSICAL), HostFacts(changing_drivers={NVIDIA})) is not None
+
+
+def test_nodes_of_an_unknown_accelerator_are_enough() -> None:
+    hailo = function(ACCELERATOR, "0x1e60", "hailo")
+    assert _code(refusal(hailo, HostFacts())) == "no-node"
+    assert refusal(hailo, HostFacts(nodes={ADDRESS: ("hailo0",)})) is None
+
+
+def test_a_part_of_another_device_names_it() -> None:
+    found = refusal(function(FPGA, "0x10ee", "qdma-pf"), HostFacts(wholes={ADDRESS: PHYSICAL}))
+    assert found is not None and found.code == "part-of-device" and PHYSICAL in found.reason
+
+
+def test_a_rule_may_allow_what_the_host_uses_and_nothing_that_gives_nothing() -> None:
+    allowed = {
+        found.code for _, given, _ in [*GPUS, *NICS, *OTHERS] if (found := refusal(given, FACTS)) and found.by_rule
+    }
+    assert allowed == {"host-interface", "host-address", "console", "physical-function"}
+
+
+def test_the_reason_of_a_use_is_the_worst_one() -> None:
+    both = function(NIC, MELLANOX, "mlx4_core", net=("rail1", "ens1"))
+    found = refusal(both, FACTS)
+    assert found is not None and found.code == "host-interface" and "bond0" in found.reason
+
+
+def _code(found: Refusal | None) -> str | None:
+    return None if found is None else found.code
