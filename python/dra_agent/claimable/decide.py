@@ -72,6 +72,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """By PCI address: names below /dev of the character devices that drivers of accelerators and FPGAs made."""
     wholes: Mapping[str, str] = {}
     """By PCI address of a function that only works together with another one: the address of that one."""
+    managing: Collection[str] = frozenset()
+    """PCI addresses of functions that configure a card, whatever their driver."""
     changing_drivers: Collection[str] = frozenset()
     """PCI vendors whose driver is loaded and unloaded while claims hold its devices."""
 
@@ -83,6 +85,8 @@ def refusal(function: PciFunction, facts: HostFacts) -> Refusal | None:
     """
     if (whole := facts.wholes.get(function.pci_address)) is not None:
         return Refusal("part-of-device", f"it is a part of the device at {whole}")
+    if function.pci_address in facts.managing:
+        return Refusal("management", "the whole card is configured through it", "claim the card's user function")
     if function.driver is None and not _has_anything(function, facts):
         if function.vendor_id in facts.changing_drivers and function.physfn is None:
             return None

@@ -106,7 +106,10 @@ def exclude(inventory: Inventory, conflicts: DeviceConflicts) -> Inventory:
             family: tuple(counters for counters in sets if counters.name not in dropped)
             for family, sets in inventory.counter_sets.items()
         },
-        excluded=(*inventory.excluded, *(Exclusion(device.name, conflicts.reason(device.name)) for device in refused)),
+        excluded=(
+            *inventory.excluded,
+            *(Exclusion(device.name, conflicts.reason(device.name), "other-manager") for device in refused),
+        ),
     )
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, ok, problem, warning
-from dra_agent.doctor.vendor_driver import UNKNOWN, driver_of
-from dra_agent.inventory.backend import backend_of, is_usable
-from dra_agent.inventory.model import Device, DeviceNode
+from dra_agent.doctor.vendor_driver import driver_of
+from dra_agent.inventory.model import Device, DeviceNode, Exclusion
 from dra_agent.inventory.vendors import GPU_VENDORS
-from dra_agent.topology import Topology
+from dra_agent.topology import DeviceKind, Topology
 
 _LOG = "check the kernel log (dmesg)"
 _CURES = {
@@ -23,6 +22,15 @@ _CURES = {
     "link-down": "check cable, transceiver and switch port",
 }
 VFIO = "vfio-pci"
+_SEVERITIES = {
+    "unusable-driver": problem,
+    "no-driver": warning,
+    "no-node": warning,
+    "no-iommu-group": warning,
+    "vfio-noiommu": warning,
+    "user-space-driver": warning,
+}
+"""For exclusions that are likely not meant; the others say what is as it should be."""
 
 
 def check_devices(context: CheckContext) -> Iterator[Finding]:
@@ -33,7 +41,7 @@ def check_devices(context: CheckContext) -> Iterator[Finding]:
     if topology is not None:
         for scanned in topology.problems:
             yield warning(scanned.message, scanned.where, "the device is ignored; check it with lspci -vv")
-        yield from _drivers(topology, context)
+        yield from _driver_versions(topology, context)
         yield from _numa(topology)
     if inventory is None:
         return
@@ -46,23 +54,23 @@ def check_devices(context: CheckContext) -> Iterator[Finding]:
             causes = [taint.key.partition("/")[2] for taint in device.taints]
             yield problem(reason, device.name, "; ".join(_CURES[c] for c in causes if c in _CURES) or _LOG)
     for exclusion in inventory.excluded_by_reason():
-        yield ok(f"not published: {exclusion.reason}", exclusion.name)
+        yield _exclusion(exclusion, topology)
     count = len(inventory.devices)
     yield ok(f"{count} device{'' if count == 1 else 's'} can be claimed")
 
 
-def _drivers(topology: Topology, context: CheckContext) -> Iterator[Finding]:
-    drivers = {vendor_id: driver_of(vendor.name) for vendor_id, vendor in GPU_VENDORS.items()}
-    for device in topology.devices:
-        driver = drivers.get(device.vendor_id, UNKNOWN)
-        unusable = next((one for one in driver.unusable if one.driver == device.driver), None)
-        if unusable is not None:
-            yield problem(unusable.message, device.pci_address, unusable.hint)
-        elif backend_of(device) is not None and not is_usable(device) and device.physfn is None:
-            hint = f"install or load {driver.name}, or leave it alone if it is not meant to be used"
-            yield warning("no driver is bound to it", device.pci_address, hint)
+def _exclusion(exclusion: Exclusion, topology: Topology | None) -> Finding:
+    message = f"not published: {exclusion.reason}"
+    function = topology.by_address.get(exclusion.pci_address or "") if topology is not None else None
+    # The display of a management controller without a driver is nothing to repair.
+    is_display = function is not None and function.kind is DeviceKind.GPU and function.vendor_id not in GPU_VENDORS
+    make = None if is_display else _SEVERITIES.get(exclusion.code)
+    return ok(message, exclusion.name) if make is None else make(message, exclusion.name, exclusion.hint)
+
+
+def _driver_versions(topology: Topology, context: CheckContext) -> Iterator[Finding]:
     bound = {device.driver for device in topology.devices}
-    for driver in drivers.values():
+    for driver in (driver_of(vendor.name) for vendor in GPU_VENDORS.values()):
         version = driver.version
         if version is not None and version.driver in bound and not (context.host.proc / version.path).exists():
             file = str(context.host.proc / version.path)

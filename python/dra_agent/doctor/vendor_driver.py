@@ -9,15 +9,6 @@ from dra_agent.inventory.vendors import vendor_module
 
 
 @dataclass(frozen=True, slots=True)
-class UnusableDriver:
-    """A driver that can be bound to a GPU of the vendor, and that containers cannot use."""
-
-    driver: str
-    message: str
-    hint: str
-
-
-@dataclass(frozen=True, slots=True)
 class VersionFile:
     """A file that exists while the driver is loaded completely."""
 
@@ -34,7 +25,6 @@ class VendorDriver:
 
     name: str = "its vendor's driver"
     """For hints: "install or load NAME"."""
-    unusable: tuple[UnusableDriver, ...] = ()
     version: VersionFile | None = None
     node_hints: Mapping[str, str] = field(default_factory=dict)
     """How to get a missing device node, by the role of the node; "" is for every role."""

@@ -16,7 +16,7 @@ from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, Exclusion
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.inventory.vendors import GPU_VENDORS, is_plain_display
+from dra_agent.inventory.vendors import GPU_VENDORS
 from dra_agent.topology.model import DeviceKind, PciFunction
 
 
@@ -137,27 +137,11 @@ def load_backend(name: str, host: Host, settings: InventorySettings) -> DeviceBa
     return backend
 
 
-def backend_of(function: PciFunction) -> str | None:
-    """Return the name of a function's back end; None for functions that are never claimed: NVMe, switches, consoles."""
-    if function.kind in (DeviceKind.OTHER, DeviceKind.NVME):
-        return None
+def backend_of(function: PciFunction) -> str:
+    """Return the name of the back end of a claimable function."""
     if is_vfio(function):
         return "plain"
     if function.kind is DeviceKind.GPU:
-        if is_plain_display(function.vendor_id):
-            return None
         vendor = GPU_VENDORS.get(function.vendor_id)
         return "plain" if vendor is None else vendor.name
     return function.kind.value
-
-
-def is_usable(function: PciFunction) -> bool:
-    """Return True if the function has a driver: without one no container can use it."""
-    return bool(
-        function.driver
-        or function.net
-        or function.infiniband
-        or function.drm
-        or function.accel
-        or function.kfd is not None
-    )

@@ -6,7 +6,7 @@ A failure is a problem in the result; the other devices are still described.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
@@ -20,9 +20,9 @@ from dra_agent.inventory.backend import (
     PartitioningBackend,
     SlowStart,
     backend_of,
-    is_usable,
     load_backend,
 )
+from dra_agent.inventory.claimability import Claimability
 from dra_agent.inventory.descriptions import Descriptions
 from dra_agent.inventory.fabric_file import FabricFile
 from dra_agent.inventory.mode_changes import ModeChanges
@@ -32,7 +32,6 @@ from dra_agent.inventory.pool_groups import PoolGroups
 from dra_agent.inventory.rules import PartitionRules, Rules, used_counter_sets
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
 from dra_agent.inventory.shares import Shares
-from dra_agent.inventory.vendors import gpu_vendor
 from dra_agent.topology.model import PciFunction, Topology, address_order
 
 _log = logging.getLogger(__name__)
@@ -58,6 +57,7 @@ class Collector:
         self._settings = settings or InventorySettings()
         self._driver = driver
         self._rules = Rules(self._settings, driver)
+        self._claimability = Claimability(host, self._settings, driver)
         self._partitions = PartitionRules(self._settings.partition, driver)
         self._fabric_file = FabricFile(self._settings.fabric_file)
         self._shares = Shares(self._settings.share, driver)
@@ -70,15 +70,15 @@ class Collector:
         """Names of devices that the last collection did not describe again."""
 
     def configure(self, settings: InventorySettings) -> None:
-        """Use other rules, `overhead`, `fabric_file` and `host_uplink` from the next collection on.
+        """Use other rules, `overhead`, `fabric_file` `host_interfaces` and `displays` from the next collection on.
 
         Raises:
             UsageError: A rule can never work; nothing changed.
         """
-        rules = Rules(settings, self._driver)
+        rules, claimability = Rules(settings, self._driver), Claimability(self._host, settings, self._driver)
         if settings.fabric_file != self._settings.fabric_file:
             self._fabric_file = FabricFile(settings.fabric_file)
-        self._rules, self._settings = rules, settings
+        self._rules, self._claimability, self._settings = rules, claimability, settings
 
     def collect(self, topology: Topology, touched: Set[str] | None = None) -> Inventory:
         """Describe every device that can be claimed; never raises for a device or a library that is broken.
@@ -92,11 +92,15 @@ class Collector:
         found: list[Device] = []
         if bound:
             found = [bound[one.pci_address] for one in topology.devices if one.pci_address in bound]
+        changed: Set[str] = frozenset()
         if self._bindings is not None:
             changed = self._bindings.moved.changed_by_claims()
             touched = None if touched is None else touched | changed
         self._descriptions.begin(touched)
-        by_backend = self._by_backend(topology, bound, problems)
+        claimable = self._claimability.claimable(topology, bound, changed, problems, excluded, again=touched is None)
+        by_backend: dict[str, list[PciFunction]] = {}
+        for function in claimable:
+            by_backend.setdefault(backend_of(function), []).append(function)
         for name, functions in by_backend.items():
             found += self._devices(name, functions, problems)
         self.kept = self._descriptions.end()
@@ -104,7 +108,7 @@ class Collector:
         if self._bindings is not None:
             found = self._bindings.moved.apply(found, topology)
         found = self._passthrough.apply(found, topology, problems, excluded)
-        described = self._without_uplinks(found, excluded)
+        described = self._claimability.allowed(found, problems, excluded)
         # In the order of the topology, by address; partitions of one address keep their order.
         position = {function.pci_address: number for number, function in enumerate(topology.relevant)}
         described.sort(key=lambda device: _order(device.pci_address, position))
@@ -169,31 +173,6 @@ class Collector:
         backends = [backend for backend in self._backends.values() if isinstance(backend, PartitioningBackend)]
         return [counters for backend in backends for counters in backend.counter_sets()]
 
-    def _by_backend(
-        self, topology: Topology, bound: Container[str], problems: list[Diagnostic]
-    ) -> dict[str, list[PciFunction]]:
-        chosen: dict[str, list[PciFunction]] = {}
-        for function in topology.relevant:
-            name = backend_of(function)
-            if name is None or function.pci_address in bound:
-                continue
-            if is_usable(function):
-                chosen.setdefault(name, []).append(function)
-            elif function.physfn is None and self._host.driver_root is not None and _has_driver_root(name):
-                # Its driver is bound and unbound, and devices of claims must stay published.
-                chosen.setdefault(name, []).append(function)
-            elif function.physfn is None:
-                problems.append(
-                    Diagnostic(
-                        function.pci_address,
-                        f"no driver is bound to this {function.kind.value} ({function.vendor_id}:{function.device_id}),"
-                        " so nothing can use it",
-                        "load its driver, or bind it to vfio-pci",
-                        severity="warning",
-                    )
-                )
-        return chosen
-
     def _devices(self, name: str, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> list[Device]:
         try:
             backend = self._backends.get(name)
@@ -215,20 +194,6 @@ class Collector:
             message = f"reading its devices failed: {type(error).__name__}: {error}"
             problems.append(Diagnostic(f"back end {name}", message, "report this, with the agent's log"))
         return []
-
-    def _without_uplinks(self, devices: list[Device], excluded: list[Exclusion]) -> list[Device]:
-        if self._settings.host_uplink == "include":
-            return devices
-        for device in devices:
-            if "uplink" in device.identity:
-                reason = f"{device.identity['uplink']} carries the host's default route, or may (inventory.host_uplink)"
-                excluded.append(Exclusion(device.name, reason))
-        return [device for device in devices if "uplink" not in device.identity]
-
-
-def _has_driver_root(backend: str) -> bool:
-    vendor = gpu_vendor(backend)
-    return vendor is not None and vendor.has_driver_root
 
 
 def _order(address: str, position: Mapping[str, int]) -> tuple[int, int, str]:

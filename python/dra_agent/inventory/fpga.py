@@ -16,14 +16,11 @@ from dra_agent.inventory.products import (
     fpga_card_of,
     fpga_companions,
     is_fpga_companion,
-    is_fpga_management,
     product_of,
 )
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import character_devices
 from dra_agent.topology.model import PciFunction
-
-_MANAGEMENT_DRIVERS = frozenset({"xclmgmt", "xclmgmt_drv", "amdxdna_mgmt"})
 
 
 class FpgaBackend:
@@ -37,9 +34,7 @@ class FpgaBackend:
         return [
             self._device(function, fpga_companions(function, functions), problems)
             for function in functions
-            if not is_fpga_management(function)
-            and not is_fpga_companion(function)
-            and function.driver not in _MANAGEMENT_DRIVERS
+            if not is_fpga_companion(function)
         ]
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from dra_agent.claimable.decide import Code
 from dra_agent.inventory.api import Attribute, Capacity, CounterConsumption, CounterSet, Overhead, Taint
 
 Family = Literal["gpu", "nic", "fpga", "accelerator"]
@@ -97,12 +98,20 @@ class DeviceEvent(msgspec.Struct, frozen=True):
 MAX_ENUMERATED = 3
 """Devices that are excluded for one reason and listed by name."""
 
+ExclusionCode = Code | Literal["rule", "passthrough", "partition", "other-manager"]
+"""A stable name of the reason. Those of `Code` are of the function itself; rule: inventory.include or exclude;
+passthrough: a rule wants it for vfio-pci, which is impossible; partition: it overlaps with what others made."""
 
-class Exclusion(msgspec.Struct, frozen=True):
+
+class Exclusion(msgspec.Struct, frozen=True, omit_defaults=True):
     """A device that is there and is not published, and why."""
 
     name: str
     reason: str
+    code: ExclusionCode
+    pci_address: str | None = None
+    """Of a whole function that is not published; of several, that of one of them."""
+    hint: str = ""
 
 
 class Device(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
@@ -123,8 +132,8 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     nodes: tuple[DeviceNode, ...] = ()
     identity: dict[str, str] = {}
     """Identifiers of the device in other tools: driver, uuid, minor, card ("card0"), render ("renderD128"), ifname,
-    rdma ("mlx5_0"), accel ("accel0"), kfd (node id), vfio ("vfio0"), physfn (address), uplink (an interface that the
-    host needs), dmem (its memory as the kernel's cgroup controller names it), parent (name of the whole device that
+    rdma ("mlx5_0"), accel ("accel0"), kfd (node id), vfio ("vfio0"), physfn (address), host_use (how the host uses
+    its interface), dmem (its memory as the kernel's cgroup controller names it), parent (name of the whole device that
     cannot be held together with this part of it), mig ("whole", or profile id, first memory slice and slices of a
     partition that is made at prepare: "19:4:1"), foreign ("destroy": instances of others go when it is made),
     parent_uuid (of the GPU that it is made of)."""
@@ -244,7 +253,11 @@ class Inventory(msgspec.Struct, frozen=True, dict=True):
         names: dict[str, list[str]] = {}
         for one in self.excluded:
             names.setdefault(" ".join(one.reason.split()), []).append(one.name)
-        return [Exclusion(_enumerated(devices), reason) for reason, devices in names.items()]
+        codes = {" ".join(one.reason.split()): one for one in self.excluded}
+        return [
+            msgspec.structs.replace(codes[reason], name=_enumerated(devices), reason=reason)
+            for reason, devices in names.items()
+        ]
 
     def lookup(self, pool: str, name: str) -> Device | None:
         """Find a device by pool ("<node>/gpu" or "<node>/<group>/gpu") and name, as in an allocation result."""

@@ -15,7 +15,6 @@ from dra_agent.inventory.model import Device, Diagnostic
 from dra_agent.inventory.products import product_of
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import SysfsDir
-from dra_agent.inventory.uplink import Uplinks
 from dra_agent.topology.model import PciFunction
 
 _LINK_TYPES = {1: "ethernet", 32: "infiniband"}
@@ -35,19 +34,17 @@ class NicBackend:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._uplinks = Uplinks(host)
 
     def shared_facts(
         self, functions: Sequence[PciFunction], problems: list[Diagnostic], *, again: bool
     ) -> Mapping[str, Hashable]:
-        """Return the interface of each function that the host's default traffic passes."""
-        of_nics = [name for function in functions for name in function.net]
-        uplinks = self._uplinks.interfaces(problems, of_nics, again=again)
-        carried = {function.pci_address: uplinks.intersection(function.net) for function in functions if function.net}
-        return {address: min(names) for address, names in carried.items() if names}
+        """Return nothing: a description depends on its function only."""
+        del functions, problems, again
+        return {}
 
     def describe(self, function: PciFunction, fact: Hashable, problems: list[Diagnostic]) -> Device:
-        """Describe a physical or virtual function; an uplink of the host is marked in `identity`."""
+        """Describe a physical or virtual function."""
+        del fact
         builder = DeviceBuilder(self._host, function, "nic", problems)
         builder.set("productName", product_of(function))
         self._interface(builder)
@@ -57,8 +54,6 @@ class NicBackend:
             builder.add_identity(physfn=function.physfn)
         if function.sriov is not None:
             builder.set("sriovVfs", function.sriov.num_vfs)
-        if fact is not None:
-            builder.add_identity(uplink=str(fact))
         return builder.build()
 
     def close(self) -> None:

@@ -161,7 +161,7 @@ _OF_THE_DRIVER = frozenset(
     }
 )
 """Attributes that a device has of the driver that it is about to lose, or that change while it works."""
-_KEPT_IDENTITY = frozenset({"uuid", "minor", "parent", "uplink"})
+_KEPT_IDENTITY = frozenset({"uuid", "minor", "parent", "host_use"})
 
 
 class Passthrough:
@@ -238,7 +238,7 @@ class Passthrough:
         return RuleResult(
             None,
             [Diagnostic(device.name, f"cannot be passed through, as {where} requires: {message}", hint)],
-            [Exclusion(device.name, f"{where} requires it for vfio-pci, and {message}")],
+            [Exclusion(device.name, f"{where} requires it for vfio-pci, and {message}", "passthrough")],
         )
 
 

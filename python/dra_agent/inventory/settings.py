@@ -110,8 +110,12 @@ class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     pools: Literal["family", "product"] = "family"
     """One pool for all devices of a family, or one for each product, because Cluster Autoscaler expects the devices of
     a pool to be alike. Change it while no claim has a device of the node."""
+    host_interfaces: tuple[str, ...] = ()
+    """CEL; a NIC that the host itself uses, or that has virtual functions, can be claimed if one of them is true."""
+    displays: tuple[str, ...] = ()
+    """CEL; a console of a virtual machine that has a render node can be claimed if one of them is true."""
     host_uplink: Literal["exclude", "include"] = "exclude"
-    """The NIC of the host's default route can be claimed."""
+    """include: host_interfaces with `true`, for NICs that the host uses."""
     nvml_timeout: float = 5.0
     """Seconds that one call of NVIDIA's library may take.
 

@@ -95,11 +95,6 @@ Required modules of a vendor: `dra_agent.inventory.NAME.backend` and `dra_agent.
 published with the common attributes.
 """
 
-# Displays of management controllers and virtual machines: not accelerators, and often the only console.
-_DISPLAYS = frozenset(
-    {"0x1013", "0x102b", "0x1234", "0x1414", "0x15ad", "0x1a03", "0x1af4", "0x1b36", "0x1d0f", "0x80ee"}
-)
-
 
 def vendor_of(vendor_id: str) -> str:
     """Return a vendor's short name, or its PCI id if it has none."""
@@ -116,8 +111,3 @@ def vendor_module(package: str, name: str) -> ModuleType | None:
     """Import the module of a vendor in a package such as "dra_agent.device_setup"; None if it has none there."""
     module = f"{package}.{name}"
     return None if find_spec(module) is None else import_module(module)
-
-
-def is_plain_display(vendor_id: str) -> bool:
-    """Return True if displays of this vendor are only consoles (ASPEED, Matrox, QXL, virtio-gpu, EC2's, ...)."""
-    return vendor_id in _DISPLAYS

@@ -80,8 +80,8 @@ class NicSetup:
             raise PermanentError(
                 "interface: the device has none on this host", hint="choose another NIC, or leave interface out"
             )
-        if "uplink" in device.identity:
-            raise PermanentError("interface: the host itself uses it", hint="choose another NIC")
+        if use := device.identity.get("host_use"):
+            raise PermanentError(f"interface: the host itself uses it: {use}", hint="choose another NIC")
         if self._host.net is not None:
             raise PermanentError(
                 "interface: the agent has its own network namespace and cannot change the host's",

@@ -154,10 +154,8 @@ def require_idle(
     functions: PciFunctions, host: Host, device: Device, address: str, where: str, deadline: Deadline
 ) -> None:
     """Reject a function that the host or a process uses: RetryableError, PermanentError if that use cannot end."""
-    if uplink := device.identity.get("uplink"):
-        raise PermanentError(
-            f"the host is reached through its interface {uplink}", where=where, hint="request another device"
-        )
+    if use := device.identity.get("host_use"):
+        raise PermanentError(f"the host uses it: {use}", where=where, hint="request another device")
     if count := functions.virtual_functions(address):
         raise RetryableError(
             f"it has {count} virtual functions, which would be removed with its driver",

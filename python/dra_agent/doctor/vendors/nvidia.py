@@ -1,18 +1,11 @@
-"""NVIDIA's driver: nouveau is in its place, or its modules are not complete."""
+"""NVIDIA's driver: its modules are not complete."""
 
 from __future__ import annotations
 
-from dra_agent.doctor.vendor_driver import UnusableDriver, VendorDriver, VersionFile
+from dra_agent.doctor.vendor_driver import VendorDriver, VersionFile
 
 DRIVER = VendorDriver(
     name="NVIDIA's driver",
-    unusable=(
-        UnusableDriver(
-            "nouveau",
-            "nouveau drives the GPU, which CUDA cannot use",
-            "blacklist nouveau and install NVIDIA's driver",
-        ),
-    ),
     version=VersionFile("nvidia", "driver/nvidia/version", "reload the nvidia module"),
     node_hints={"": "run `nvidia-modprobe -u -c 0` (also at boot), or start nvidia-persistenced"},
 )

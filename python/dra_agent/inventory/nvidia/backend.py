@@ -14,7 +14,6 @@ from dra_agent.driver_root import SETTING, DriverMissingError, DriverRoot
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.api import CounterSet
-from dra_agent.inventory.backend import is_usable
 from dra_agent.inventory.builder import DeviceBuilder
 from dra_agent.inventory.model import STARTING, Device, DeviceEvent, Diagnostic, Exclusion, UnreadDiagnostic
 from dra_agent.inventory.nvidia.describe import DRIVER, describe_gpu, describe_instance
@@ -98,11 +97,11 @@ class NvidiaBackend:
         read: list[tuple[DeviceBuilder, GpuInfo, bool]] = []
         self._report_unloaded(functions, problems)
         for function in functions:
-            if not is_usable(function) and function.pci_address not in self._known:
+            if function.driver is None and function.pci_address not in self._known:
                 continue
             builder = DeviceBuilder(self._host, function, "gpu", problems)
             facts, answered = None, False
-            if not is_usable(function):
+            if function.driver is None:
                 builder.add_issue(DRIVER_MISSING, "NVIDIA's driver is not loaded any more")
                 facts = self._known[function.pci_address]
             elif function.driver == DRIVER and function.physfn is None:
@@ -139,7 +138,7 @@ class NvidiaBackend:
 
     def _report_unloaded(self, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> None:
         """Report GPUs without a driver once for all: a driver container compiles its modules for minutes."""
-        unloaded = [function.pci_address for function in functions if not is_usable(function)]
+        unloaded = [function.pci_address for function in functions if function.driver is None]
         if not unloaded:
             return
         known = sum(address in self._known for address in unloaded)

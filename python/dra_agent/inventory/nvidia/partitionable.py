@@ -226,7 +226,7 @@ class PartitionableGpus:
 
     def withhold(self, name: str, reason: str) -> None:
         """Record a device that is not published, and why."""
-        self.withheld.append(Exclusion(name, reason))
+        self.withheld.append(Exclusion(name, reason, "partition"))
 
 
 def list_instances(nvml: NvmlClient, handle: Any, address: str, profiles: Sequence[MigProfile]) -> list[GpuInstance]:
