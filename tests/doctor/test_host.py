@@ -13,7 +13,8 @@ from dra_agent import revision
 from dra_agent.doctor import CheckContext, Severity, is_healthy, run_checks
 from dra_agent.doctor.finding import Finding, ok
 from dra_agent.host import Host
-from dra_agent.inventory.model import Inventory
+from dra_agent.inventory.collector import collect
+from dra_agent.inventory.model import Inventory, device_name
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.topology import Link, PciFunction, Sriov
 from dra_simulate import inject
@@ -31,6 +32,7 @@ def changed(examination: CheckContext, address: str, **facts: object) -> CheckCo
         for device in topology.devices
     )
     examination.topology = msgspec.structs.replace(topology, devices=devices)
+    examination.inventory = collect(examination.host, examination.topology)
     return examination
 
 
@@ -115,7 +117,7 @@ def test_nouveau_is_a_problem(scanned: Scanned, findings: Findings) -> None:
     examination = scanned()
     found = findings(changed(examination, gpu(examination).pci_address, driver="nouveau"))
     assert [finding.hint for finding in found if "nouveau" in finding.message] == [
-        "blacklist nouveau and install NVIDIA's driver"
+        "blacklist it and install NVIDIA's driver"
     ]
 
 
@@ -123,7 +125,8 @@ def test_a_gpu_without_a_driver_is_a_warning(scanned: Scanned, findings: Finding
     examination = scanned()
     address = gpu(examination).pci_address
     found = findings(changed(examination, address, driver=None, drm=None, kfd=None))
-    assert ("no driver is bound to it", address) in [(finding.message, finding.where) for finding in found]
+    (unbound,) = [finding for finding in found if "no driver is bound" in finding.message]
+    assert (unbound.severity, unbound.where) == (Severity.WARNING, device_name("gpu", address))
 
 
 @pytest.mark.parametrize(

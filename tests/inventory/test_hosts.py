@@ -61,7 +61,8 @@ EXPECTED = {
     "aws-p4d": {"gpu": 8, "nic": 5},
     # Two B70 and a B65, and a B50 as its two virtual functions.
     "arc-pro": {"gpu": 5, "nic": 1},
-    "l40s": {"gpu": 4, "nic": 6},
+    # The adapter with virtual functions is not published beside them.
+    "l40s": {"gpu": 4, "nic": 5},
     "trn1": {"nic": 16, "accelerator": 16},
     "trn2": {"nic": 17, "accelerator": 16},
     "gaudi3": {"nic": 1, "accelerator": 8},

@@ -41,11 +41,11 @@ def apply(
 def test_include_and_exclude_choose() -> None:
     kept, problems, excluded = apply(NICS, InventorySettings(exclude=(f"!{ATTRIBUTES}.rdma",)))
     assert [one.name for one in kept] == ["nic-a"]
-    assert excluded == [Exclusion("nic-b", f"inventory.exclude[0]: !{ATTRIBUTES}.rdma")]
+    assert excluded == [Exclusion("nic-b", f"inventory.exclude[0]: !{ATTRIBUTES}.rdma", "rule")]
     assert problems == []
     kept, _, excluded = apply(NICS, InventorySettings(include=("false", f"!{ATTRIBUTES}.rdma")))
     assert [one.name for one in kept] == ["nic-b"]
-    assert excluded == [Exclusion("nic-a", "no rule of inventory.include matches")]
+    assert excluded == [Exclusion("nic-a", "no rule of inventory.include matches", "rule")]
 
 
 def test_a_rule_without_a_value_for_some_devices_just_does_not_match_them() -> None:

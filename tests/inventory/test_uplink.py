@@ -13,12 +13,9 @@ from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import net_links
 from dra_agent.inventory.model import Diagnostic
-from dra_agent.inventory.nic import NicBackend
 from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.inventory.uplink import Uplinks, foreign_interfaces, lower_devices
-from dra_agent.topology import DeviceKind
 from eventually import DEADLINE_S
-from inventory.conftest import FunctionMaker
 
 Write = Callable[[str, object], None]
 HEADER = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"
@@ -38,21 +35,20 @@ def test_an_uplink_is_followed_through_vlan_and_bond_to_the_hardware(host: Host,
 
 
 def test_an_interface_that_joins_the_bond_of_the_default_route_is_an_uplink_at_the_next_event(
-    host: Host, write: Write, function: FunctionMaker
+    host: Host, write: Write
 ) -> None:
     net = host.sysfs / "class/net"
     for name in ("bond0", "eno1"):
         (net / name).mkdir()
     write("proc/net/route", f"{HEADER}\nbond0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0")
-    backend = NicBackend(host)
-    nic = function("0000:3b:00.0", DeviceKind.NIC, "0x8086", "0x1592", net=("eno1",))
-    assert backend.shared_facts([nic], [], again=True) == {}
+    uplinks = Uplinks(host)
+    assert "eno1" not in uplinks.interfaces([], ["eno1"])
     (net / "bond0/lower_eno1").symlink_to("../eno1")
     (net / "eno1/master").symlink_to("../bond0")
-    assert backend.shared_facts([nic], [], again=False) == {"0000:3b:00.0": "eno1"}
+    assert "eno1" in uplinks.interfaces([], ["eno1"], again=False)
     (net / "bond0/lower_eno1").unlink()
     (net / "eno1/master").unlink()
-    assert backend.shared_facts([nic], [], again=False) == {}
+    assert "eno1" not in uplinks.interfaces([], ["eno1"], again=False)
 
 
 def test_an_ipv6_only_host_has_an_uplink_too(host: Host, write: Write) -> None:

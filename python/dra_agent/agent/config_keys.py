@@ -24,6 +24,8 @@ RELOADABLE = frozenset(
         "inventory.attributes",
         "inventory.overhead",
         "inventory.fabric_file",
+        "inventory.host_interfaces",
+        "inventory.displays",
         "inventory.host_uplink",
         "health",
         *(

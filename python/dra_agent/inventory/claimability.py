@@ -61,7 +61,7 @@ class Claimability:
 
         Parts of another device are among both: the whole is described with them.
 
-        `bound`: addresses that claims have bound to vfio-pci. `moved`: of NICs whose interface claims have changed.
+        `bound`: addresses that claims have bound to vfio-pci. `moved`: names of NICs whose interface claims have.
         """
         relevant = [one for one in topology.relevant if one.kind in CLAIMABLE and one.pci_address not in bound]
         facts = self._facts(relevant, moved, problems, again=again)
@@ -108,7 +108,7 @@ class Claimability:
         cards = [one for one in functions if one.kind is DeviceKind.FPGA]
         return HostFacts(
             uses={name: HostUse("host-interface", f"{name} carries its default route, or may") for name in uplinks},
-            moved=moved,
+            moved=frozenset(one.pci_address for one in functions if device_name("nic", one.pci_address) in moved),
             nodes={one.pci_address: self._nodes(one, cards) for one in functions if _has_own_nodes(one)},
             wholes={part.pci_address: whole.pci_address for whole in cards for part in fpga_companions(whole, cards)},
             managing=frozenset(one.pci_address for one in cards if is_fpga_management(one)),

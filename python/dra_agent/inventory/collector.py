@@ -92,12 +92,13 @@ class Collector:
         found: list[Device] = []
         if bound:
             found = [bound[one.pci_address] for one in topology.devices if one.pci_address in bound]
-        changed: Set[str] = frozenset()
+        moved: Set[str] = frozenset()
         if self._bindings is not None:
+            moved = self._bindings.moved.devices()
             changed = self._bindings.moved.changed_by_claims()
             touched = None if touched is None else touched | changed
         self._descriptions.begin(touched)
-        claimable = self._claimability.claimable(topology, bound, changed, problems, excluded, again=touched is None)
+        claimable = self._claimability.claimable(topology, bound, moved, problems, excluded, again=touched is None)
         by_backend: dict[str, list[PciFunction]] = {}
         for function in claimable:
             by_backend.setdefault(backend_of(function), []).append(function)

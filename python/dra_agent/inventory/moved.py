@@ -48,6 +48,13 @@ class MovedInterfaces:
         self._complained: set[str] = set()
         self._last_noted = frozenset[str]()
 
+    def devices(self) -> frozenset[str]:
+        """Return the names of the devices whose interfaces claims have, also where a note is damaged."""
+        try:
+            return frozenset(path.stem for path in self._folder.glob("*.json"))
+        except OSError:
+            return frozenset()
+
     def changed_by_claims(self) -> frozenset[str]:
         """Return the addresses of NICs that claims have changed, now or at the last call.
 
