@@ -51,7 +51,7 @@ def test_text_that_is_not_toml_is_refused_with_its_line(
     ("config", "message"),
     [
         ("sate_dir = '/x'", "config: unknown key sate_dir; known keys: cdi_dir, claim_status"),
-        ("[inventory]\nuplink = 'x'", "config: unknown key inventory.uplink; known keys: attributes, exclude"),
+        ("[inventory]\nuplink = 'x'", "config: unknown key inventory.uplink; known keys: attributes, displays"),
         ("Error = 1", "config: not TOML: "),
         ("[inventory]\nhost_uplink = 'no'", 'config: inventory.host_uplink: "no" must be one of exclude, include'),
         ("[inventory]\nexclude = 'x'", "config: inventory.exclude: must be a list, not text"),

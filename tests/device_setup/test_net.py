@@ -167,7 +167,7 @@ def test_a_partial_set_up_is_undone(tree: Tree) -> None:
     ("device", "interface", "message"),
     [
         (Device("nic-0", "nic", "mellanox", ADDRESS, {}, identity={"rdma": "mlx5_0"}), {}, "^interface: .* none"),
-        (nic(uplink="ens1"), {"mtu": 9000}, "^interface: the host itself uses it"),
+        (nic(host_use="ens1 is a port of bond0"), {"mtu": 9000}, "^interface: the host itself uses it"),
     ],
 )
 def test_impossible_configurations_are_refused(
