@@ -15,7 +15,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.api import Capacity, Counter, CounterConsumption, CounterSet
 from dra_agent.inventory.builder import DeviceBuilder, dmem_memory, pci_files, set_dmem_region
 from dra_agent.inventory.generic import add_drm_nodes
-from dra_agent.inventory.model import Device, Diagnostic, device_name
+from dra_agent.inventory.model import Device, Diagnostic, Exclusion, device_name
 from dra_agent.inventory.products import board_memory_of, product_of
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
@@ -114,6 +114,11 @@ class IntelBackend:
         self._host = host
         self._rules: PartitionRules | None = None
         self._counters: list[CounterSet] = []
+        self._withheld: list[Exclusion] = []
+
+    def withheld(self) -> Sequence[Exclusion]:
+        """Return the GPUs that are published as their virtual functions only."""
+        return self._withheld
 
     def partition_by(self, rules: PartitionRules) -> None:
         """Take the rules by which a divided GPU is offered as a whole, too."""
@@ -134,6 +139,7 @@ class IntelBackend:
             if function.sriov is not None and function.sriov.num_vfs > 0
         }
         self._counters = []
+        self._withheld = []
         shared: set[str] = set()
         devices = []
         # Physical functions first, independent of addresses: virtual functions consume their counters.
@@ -148,12 +154,15 @@ class IntelBackend:
             device = builder.build()
             if of_whole is not None:
                 if self._rules is None or self._rules.rule_for(device, "sriov") is None:
+                    self._withhold(device, f"it is divided into {len(function.virtfns)} virtual functions")
                     continue
                 shared.add(function.pci_address)
                 self._counters.append(of_whole.counters(device.name))
                 # If virtual functions are used by others (vfio-pci, another driver), the physical function cannot be
                 # allocated.
                 if not here.issuperset(function.virtfns):
+                    others = ", ".join(sorted(set(function.virtfns) - here))
+                    self._withhold(device, f"its virtual functions {others} are not published, so others may use them")
                     continue
                 device = msgspec.structs.replace(device, consumes_counters=(of_whole.whole(device.name),))
             elif of_part is not None and function.physfn in shared:
@@ -164,6 +173,10 @@ class IntelBackend:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _withhold(self, whole: Device, reason: str) -> None:
+        hint = "claim those, or let a rule of inventory.partition publish both (mode sriov)"
+        self._withheld.append(Exclusion(whole.name, reason, "physical-function", whole.pci_address, hint))
 
     def _draft(self, function: PciFunction, problems: list[Diagnostic]) -> DeviceBuilder:
         builder = DeviceBuilder(self._host, function, "gpu", problems)
