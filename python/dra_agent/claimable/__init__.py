@@ -1,0 +1,1 @@
+"""Which devices of a host can be claimed: who uses them already, and why a device is excluded."""
