@@ -5,8 +5,6 @@ A setting allows claims for such an interface.
 
 from __future__ import annotations
 
-import fcntl
-import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -15,11 +13,10 @@ from dra_agent.host import Host
 from dra_agent.inventory import net_links
 from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.sysfs import SysfsDir
+from dra_agent.netdevice import is_of_device
 
 _UP = 0x1
 _REJECT = 0x200
-_SIOCGIFHWADDR = 0x8927
-"""netdevice(7): the hardware address of an interface, by its name."""
 
 _State = tuple[list[str], str | None, str | None, list[str | None]]
 """Names of interfaces, the routes of both families, and the bond or bridge of each interface of a NIC."""
@@ -106,17 +103,6 @@ def foreign_interfaces(net: SysfsDir, names: list[str]) -> list[str]:
     hardware = [name for name in names if (net.folder / name / "device").exists()]
     addresses = {name: net.subdir(name).text("address") for name in hardware}
     return [name for name, address in addresses.items() if address is not None and not is_of_device(name, address)]
-
-
-def is_of_device(name: str, address: str) -> bool:
-    """Return True if the agent's network namespace has an interface with this name and hardware address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        try:
-            answer = fcntl.ioctl(any_socket, _SIOCGIFHWADDR, name.encode().ljust(32, b"\0"))
-            # struct ifreq: 16 bytes name, 2 bytes family, then the address; InfiniBand's is longer than there is room.
-            return answer[18:24] == bytes.fromhex(address.replace(":", ""))[:6]
-        except (OSError, ValueError):
-            return False
 
 
 def lower_devices(interfaces: set[str], lower: Mapping[str, list[str]]) -> frozenset[str]:
