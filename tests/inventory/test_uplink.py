@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dra_agent.claimable.network_files import foreign_interfaces
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import net_links
 from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.nic import NicBackend
-from dra_agent.inventory.sysfs import SysfsDir
-from dra_agent.inventory.uplink import Uplinks, foreign_interfaces, lower_devices
+from dra_agent.inventory.uplink import Uplinks, lower_devices
 from dra_agent.topology import DeviceKind
 from eventually import DEADLINE_S
 from inventory.conftest import FunctionMaker
@@ -92,17 +92,17 @@ def test_interfaces_of_another_network_namespace_are_foreign(host: Host, write: 
         write(f"sys/class/net/{name}/address", address)
     write("sys/class/net/lo/device/vendor", "0x0")  # as if it were hardware: it has the same address everywhere
     write("sys/class/net/eth77/device/vendor", "0x15b3")
-    net = SysfsDir(host.sysfs / "class/net", [])
-    assert foreign_interfaces(net, net.names()) == ["eth77"]
+    net = host.sysfs / "class/net"
+    assert foreign_interfaces(net) == ["eth77"]
     write("sys/class/net/lo/address", "02:00:00:00:00:03")
-    assert foreign_interfaces(net, net.names()) == ["eth77", "lo"], "the name alone does not make it ours"
+    assert foreign_interfaces(net) == ["eth77", "lo"], "the name alone does not make it ours"
     write("sys/class/net/lo/address", "nonsense")
-    assert foreign_interfaces(net, net.names()) == ["eth77", "lo"]
+    assert foreign_interfaces(net) == ["eth77", "lo"]
 
 
 def test_hardware_interfaces_of_this_host_are_not_foreign() -> None:
-    net = SysfsDir(Path("/sys/class/net"), [])
-    assert foreign_interfaces(net, net.names()) == []
+    net = Path("/sys/class/net")
+    assert foreign_interfaces(net) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a network namespace")

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from dra_agent.claimable.network_files import foreign_interfaces
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import net_links
 from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.sysfs import SysfsDir
-from dra_agent.netdevice import is_of_device
 
 _UP = 0x1
 _REJECT = 0x200
@@ -67,7 +67,7 @@ class Uplinks:
             )
             return frozenset(names)
         # /proc/net and netlink belong to the agent's network namespace, sysfs to that of its mount.
-        if self._is_real and (strange := foreign_interfaces(net, names)):
+        if self._is_real and (strange := foreign_interfaces(net.folder)):
             problems.append(
                 Diagnostic(
                     "network",
@@ -93,16 +93,6 @@ class Uplinks:
             self._cached_state = state
         except RetryableError as error:
             problems.append(Diagnostic(error.where or "rtnetlink", error.message, error.hint, severity="warning"))
-
-
-def foreign_interfaces(net: SysfsDir, names: list[str]) -> list[str]:
-    """Return the hardware interfaces of a sysfs that are not in the agent's network namespace.
-
-    Names are not enough: a pod has another eth0.
-    """
-    hardware = [name for name in names if (net.folder / name / "device").exists()]
-    addresses = {name: net.subdir(name).text("address") for name in hardware}
-    return [name for name, address in addresses.items() if address is not None and not is_of_device(name, address)]
 
 
 def lower_devices(interfaces: set[str], lower: Mapping[str, list[str]]) -> frozenset[str]:
