@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dra_agent.claimable.decide import HostFacts, HostUse, Refusal, refusal
+from dra_agent.claimable.decide import HostFacts, Refusal, refusal
+from dra_agent.claimable.use import HostUse
 from dra_agent.topology.model import DeviceKind, Drm, PciFunction, Sriov
 
 ADDRESS = "0000:3b:00.0"

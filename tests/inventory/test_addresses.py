@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.inventory import addresses as module
+from claimable.fake_kernel import DONE, END, GETADDR, FakeKernel, address, message
+from dra_agent.claimable import kernel_network
 from dra_agent.inventory.addresses import addresses
 from eventually import eventually
 
@@ -68,35 +69,24 @@ def test_a_missing_interface_has_none() -> None:
 
 
 def test_an_error_of_the_kernel_is_not_an_interface_without_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RTM_GETADDR", 0x7FF)  # the kernel knows no such request
+    monkeypatch.setattr(kernel_network, "_RTM_GETADDR", 0x7FF)  # the kernel knows no such request
     with pytest.raises(OSError, match=r"not supported") as refused:
         addresses("lo", "00:00:00:00:00:00")
     assert refused.value.errno == errno.EOPNOTSUPP
 
 
-@pytest.mark.parametrize(
-    ("message", "number"),
-    [
-        (struct.pack("=IHHII", 16, 3, 0x10, 1, 0), errno.EINTR),
-        (struct.pack("=IHHIIi", 20, 3, 0x2, 1, 0, -errno.ENOBUFS), errno.ENOBUFS),
-        (struct.pack("=IHHII", 4, 20, 0, 1, 0), errno.EBADMSG),
-        (struct.pack("=IHHIIBBBBI", 28, 20, 0x2, 1, 0, socket.AF_INET, 24, 0, 0, 1), errno.EBADMSG),
-    ],
-    ids=["changed meanwhile", "failed in the middle", "damaged", "truncated"],
-)
-def test_an_incomplete_response_is_an_error(monkeypatch: pytest.MonkeyPatch, message: bytes, number: int) -> None:
-    kernel, agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    kernel.send(message)
-    socket_ = socket.socket
+def test_an_incomplete_response_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeKernel({GETADDR: [message(DONE, struct.pack("=i", -errno.ENOBUFS))]}).install(monkeypatch)
+    with pytest.raises(OSError, match=re.escape(os.strerror(errno.ENOBUFS))):
+        addresses("lo", "00:00:00:00:00:00")
 
-    def connect(family: int, *arguments: int) -> socket.socket:
-        return agent if family == socket.AF_NETLINK else socket_(family, *arguments)
 
-    with kernel, agent:
-        monkeypatch.setattr(socket, "socket", connect)
-        with pytest.raises(OSError, match=re.escape(os.strerror(number))) as failed:
-            addresses("lo", "00:00:00:00:00:00")
-    assert failed.value.errno == number
+def test_addresses_that_expire_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = socket.if_nametoindex("lo")
+    found = [address(index, "192.0.2.5", 24, flags=0), address(index, "192.0.2.6", 24), address(9999, "192.0.2.7", 24)]
+    FakeKernel({GETADDR: [*found, END]}).install(monkeypatch)
+    assert addresses("lo", "00:00:00:00:00:00") == ("192.0.2.5/24", "192.0.2.6/24")
+    assert addresses("lo", "00:00:00:00:00:00", permanent=True) == ("192.0.2.6/24",)
 
 
 def test_an_interface_of_that_name_in_another_namespace_is_another_one() -> None:

@@ -31,7 +31,6 @@ REQUESTS_FD = 200
 FORKED_MODULES = (
     "dra_agent.device_setup.rtnetlink",
     "dra_agent.device_setup.sysfs_writer",
-    "dra_agent.inventory.net_links",
     "dra_agent.nvml.recording_worker",
     "dra_agent.nvml.replay_worker",
     "dra_agent.nvml.worker",

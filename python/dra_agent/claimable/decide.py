@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
 
 import msgspec
 
+from dra_agent.claimable.codes import Code
 from dra_agent.claimable.drivers import CONSOLE_VENDORS, DriverFacts, driver_facts
+from dra_agent.claimable.use import HostUse
 from dra_agent.topology.model import DeviceKind, PciFunction
-
-Code = Literal[
-    "no-driver",
-    "reserved",
-    "user-space-driver",
-    "unusable-driver",
-    "virtualized",
-    "management",
-    "part-of-device",
-    "vfio-noiommu",
-    "no-iommu-group",
-    "display",
-    "console",
-    "physical-function",
-    "no-node",
-    "no-interface",
-    "host-interface",
-    "host-address",
-]
-"""Why a device of the host is not published; stable, for scripts and alerts."""
 
 _BY_MEANING: dict[str, Code] = {
     "reserves": "reserved",
@@ -39,16 +20,6 @@ _BY_MEANING: dict[str, Code] = {
 }
 _NVIDIA, _NVIDIA_DRIVER = "0x10de", "nvidia"
 _NEURON_DRIVER = "neuron-driver"
-
-
-class HostUse(msgspec.Struct, frozen=True):
-    """How the host itself uses an interface."""
-
-    code: Literal["host-interface", "host-address"]
-    """host-interface: the host's traffic passes it, or it belongs to another interface. host-address: it has an
-    address and the route of its own network, as the ports of a storage or RDMA network have."""
-    reason: str
-    """In words: "eth0 is a port of bond0"."""
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -9,7 +9,9 @@ from collections.abc import Container, Iterable, Sequence, Set
 
 import msgspec
 
-from dra_agent.claimable.decide import HostFacts, HostUse, Refusal, refusal
+from dra_agent.claimable.decide import HostFacts, Refusal, refusal
+from dra_agent.claimable.network import HostNetwork
+from dra_agent.claimable.use import host_use
 from dra_agent.host import Host
 from dra_agent.inventory.builder import pci_files
 from dra_agent.inventory.evaluation import Rule, never_evaluated
@@ -17,7 +19,6 @@ from dra_agent.inventory.model import Device, Diagnostic, Exclusion, Family, dev
 from dra_agent.inventory.products import fpga_companions, is_fpga_management
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import character_devices
-from dra_agent.inventory.uplink import Uplinks
 from dra_agent.inventory.vendors import GPU_VENDORS
 from dra_agent.topology.model import CLAIMABLE, DeviceKind, PciFunction, Topology
 
@@ -32,8 +33,9 @@ _FAMILIES: dict[DeviceKind, Family] = {
 class Claimability:
     """The claimable functions of one host, under one configuration. UsageError where a rule can never work."""
 
-    def __init__(self, host: Host, settings: InventorySettings, driver: str) -> None:
+    def __init__(self, host: Host, network: HostNetwork, settings: InventorySettings, driver: str) -> None:
         self._host = host
+        self._network = network
         self._driver = driver
         # The older setting allowed every NIC of the host's traffic.
         uplink = ("true",) if settings.host_uplink == "include" else ()
@@ -43,7 +45,6 @@ class Claimability:
         displays = [Rule(f"displays[{n}]", rule) for n, rule in enumerate(settings.displays)]
         self._rules = {"console": displays}
         self._interface_rules = interfaces
-        self._uplinks = Uplinks(host)
         self._asked: dict[str, Refusal] = {}
         """By PCI address: what the rules may allow, of the last call of `claimable`."""
 
@@ -54,8 +55,6 @@ class Claimability:
         moved: Set[str],
         problems: list[Diagnostic],
         excluded: list[Exclusion],
-        *,
-        again: bool,
     ) -> list[PciFunction]:
         """Return the functions to describe; add those to `excluded` that no rule may allow.
 
@@ -64,7 +63,7 @@ class Claimability:
         `bound`: addresses that claims have bound to vfio-pci. `moved`: names of NICs whose interface claims have.
         """
         relevant = [one for one in topology.relevant if one.kind in CLAIMABLE and one.pci_address not in bound]
-        facts = self._facts(relevant, moved, problems, again=again)
+        facts = self._facts(relevant, moved, problems)
         self._asked = {}
         found = []
         for function in relevant:
@@ -100,14 +99,13 @@ class Claimability:
         problems += never_evaluated((*self._interface_rules, *self._rules["console"]), asked)
         return found
 
-    def _facts(
-        self, functions: Sequence[PciFunction], moved: Set[str], problems: list[Diagnostic], *, again: bool
-    ) -> HostFacts:
+    def _facts(self, functions: Sequence[PciFunction], moved: Set[str], problems: list[Diagnostic]) -> HostFacts:
         of_nics = [name for one in functions if one.kind is DeviceKind.NIC for name in one.net]
-        uplinks = self._uplinks.interfaces(problems, of_nics, again=again) if of_nics else ()
+        view = self._network.view(problems) if of_nics else None
+        uses = {name: use for name in of_nics if view is not None and (use := host_use(view, name)) is not None}
         cards = [one for one in functions if one.kind is DeviceKind.FPGA]
         return HostFacts(
-            uses={name: HostUse("host-interface", f"{name} carries its default route, or may") for name in uplinks},
+            uses=uses,
             moved=frozenset(one.pci_address for one in functions if device_name("nic", one.pci_address) in moved),
             nodes={one.pci_address: self._nodes(one, cards) for one in functions if _has_own_nodes(one)},
             wholes={part.pci_address: whole.pci_address for whole in cards for part in fpga_companions(whole, cards)},

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence, Set
 
+from dra_agent.claimable.network import HostNetwork
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory.api import CounterSet
@@ -57,7 +58,8 @@ class Collector:
         self._settings = settings or InventorySettings()
         self._driver = driver
         self._rules = Rules(self._settings, driver)
-        self._claimability = Claimability(host, self._settings, driver)
+        self._network = HostNetwork(host)
+        self._claimability = Claimability(host, self._network, self._settings, driver)
         self._partitions = PartitionRules(self._settings.partition, driver)
         self._fabric_file = FabricFile(self._settings.fabric_file)
         self._shares = Shares(self._settings.share, driver)
@@ -75,7 +77,10 @@ class Collector:
         Raises:
             UsageError: A rule can never work; nothing changed.
         """
-        rules, claimability = Rules(settings, self._driver), Claimability(self._host, settings, self._driver)
+        rules, claimability = (
+            Rules(settings, self._driver),
+            Claimability(self._host, self._network, settings, self._driver),
+        )
         if settings.fabric_file != self._settings.fabric_file:
             self._fabric_file = FabricFile(settings.fabric_file)
         self._rules, self._claimability, self._settings = rules, claimability, settings
@@ -98,7 +103,7 @@ class Collector:
             changed = self._bindings.moved.changed_by_claims()
             touched = None if touched is None else touched | changed
         self._descriptions.begin(touched)
-        claimable = self._claimability.claimable(topology, bound, moved, problems, excluded, again=touched is None)
+        claimable = self._claimability.claimable(topology, bound, moved, problems, excluded)
         by_backend: dict[str, list[PciFunction]] = {}
         for function in claimable:
             by_backend.setdefault(backend_of(function), []).append(function)
@@ -164,7 +169,8 @@ class Collector:
         return any(isinstance(backend, EventSource) for backend in self._backends.values())
 
     def close(self) -> None:
-        """Close the vendor libraries."""
+        """Close the vendor libraries and sockets."""
+        self._network.close()
         for backend in self._backends.values():
             backend.close()
         self._backends.clear()

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from dra_agent.claimable.decide import Code
+from dra_agent.claimable.codes import Code
 from dra_agent.inventory.api import Attribute, Capacity, CounterConsumption, CounterSet, Overhead, Taint
 
 Family = Literal["gpu", "nic", "fpga", "accelerator"]

@@ -25,7 +25,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.addresses import addresses
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.moved import INTERFACE_ATTRIBUTES
-from dra_agent.inventory.uplink import is_of_device
+from dra_agent.netdevice import is_of_device
 from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
 from dra_agent.processes.visibility import hidden_processes_reason

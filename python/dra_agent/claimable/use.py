@@ -1,0 +1,99 @@
+"""Whether the host uses a network interface itself, and for what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from dra_agent.claimable.network_view import Interface, NetworkView, Route
+from dra_agent.printable import printable
+
+
+class HostUse(msgspec.Struct, frozen=True):
+    """A use of an interface by the host."""
+
+    code: Literal["host-interface", "host-address"]
+    """host-interface: the host's traffic passes it, or another interface is built on it, or that is not known.
+
+    host-address: it has an address or destinations on its own link only.
+    """
+    reason: str
+    """A sentence without its period: "eno1 is a port of bond0"."""
+
+
+def host_use(view: NetworkView, interface: str) -> HostUse | None:
+    """Return the most important use of an interface by the host; None if there is none.
+
+    Not known is a use: an interface of an incomplete view, without a use that the view shows.
+    """
+    found = view.interfaces.get(interface)
+    use = None if found is None else _use(view, found)
+    if use is not None and use.code == "host-interface":
+        return use
+    unknown = view.incomplete or (view.late if found is None else None)
+    if unknown is not None:
+        return HostUse("host-interface", f"it is not known whether the host uses {_shown(interface)}: {unknown}")
+    return use
+
+
+def _use(view: NetworkView, interface: Interface) -> HostUse | None:
+    name = _shown(interface.name)
+    if route := _forwarding(interface):
+        return HostUse("host-interface", f"{name} carries {route}")
+    if relation := _relation(view, interface):
+        return HostUse("host-interface", f"{name} {relation}{_traffic_above(view, interface)}")
+    if interface.addresses:
+        return HostUse("host-address", f"{name} has the address {interface.addresses[0]}")
+    if interface.connected_route is not None:
+        return HostUse("host-address", f"{name} carries {interface.connected_route}")
+    return None
+
+
+def _forwarding(interface: Interface) -> Route | None:
+    return interface.default_route or interface.gateway_route
+
+
+def _relation(view: NetworkView, interface: Interface) -> str | None:
+    """Return what is directly on top of an interface, in words."""
+    if interface.master is not None:
+        master, kind = _shown(interface.master), _kind(view, interface.master)
+        if kind == "vrf":
+            return f"is a member of the VRF {master}"
+        return f"is a port of {'Open vSwitch' if kind == 'openvswitch' else master}"
+    if interface.uppers:
+        upper = interface.uppers[0]
+        return f"is the lower device of {_kind(view, upper) or 'the interface'} {_shown(upper)}"
+    return None
+
+
+def _traffic_above(view: NetworkView, interface: Interface) -> str:
+    """Return which interface above sends the host's traffic through this one, in words; empty if none does."""
+    first = interface.master or interface.uppers[0]
+    for upper in _above(view, interface):
+        route = _forwarding(upper)
+        if route is not None:
+            return f", {'which' if upper.name == first else _shown(upper.name) + ' above it'} carries {route}"
+    return ""
+
+
+def _above(view: NetworkView, interface: Interface) -> Iterator[Interface]:
+    """Yield all interfaces above one, the nearest first; each once, also where they form a loop."""
+    seen, waiting = {interface.name}, [interface]
+    for lower in waiting:
+        for name in filter(None, (lower.master, *lower.uppers)):
+            upper = view.interfaces.get(name)
+            if upper is not None and name not in seen:
+                seen.add(name)
+                waiting.append(upper)
+                yield upper
+
+
+def _kind(view: NetworkView, name: str) -> str | None:
+    interface = view.interfaces.get(name)
+    return None if interface is None else interface.kind
+
+
+def _shown(name: str) -> str:
+    return printable(name, line=True)

@@ -1,0 +1,3 @@
+from inventory.conftest import host, write
+
+__all__ = ["host", "write"]
