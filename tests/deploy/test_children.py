@@ -127,7 +127,7 @@ def hostile_directory(tmp_path: Path) -> HostileDirectory:
         (LOADS_NVML, "pid True"),
         (RUNS_NVIDIA_SMI, ""),
     ],
-    ids=["rtnetlink facts", "interface moves", "access to /sys", "MPS launcher", "NVML", "simulated nvidia-smi"],
+    ids=["interface moves", "access to /sys", "MPS launcher", "NVML", "simulated nvidia-smi"],
 )
 def test_child_processes_run_no_code_of_the_current_directory(
     launcher: Path, hostile_directory: HostileDirectory, tmp_path: Path, script_text: str, expected: str

@@ -124,8 +124,8 @@ class Collector:
             if isinstance(self._backends.get(name), PartitioningBackend)
             for function in functions
         )
-        for backend in self._backends.values():
-            if isinstance(backend, ExclusionSource):
+        for name, backend in self._backends.items():
+            if name in by_backend and isinstance(backend, ExclusionSource):
                 excluded += backend.withheld()
         placed = self._fabric_file.apply(described, problems)
         published = self._rules.apply(placed, problems, excluded)
