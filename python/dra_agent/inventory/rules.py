@@ -58,6 +58,7 @@ BUILT_IN = frozenset(
         "pcieGeneration",
         "pcieSwitch",
         "pcieWidth",
+        "portCount",
         "preemptTimeoutUs",
         "productName",
         "profile",

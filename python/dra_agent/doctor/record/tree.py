@@ -47,7 +47,10 @@ _NODES = ("uevent", "dev")
 _CLASSES = (
     *(f"net/*/{name}" for name in _NET),
     *(f"virtio*/net/*/{name}" for name in _NET),
-    *(f"infiniband/*/ports/*/{name}" for name in ("link_layer", "state", "phys_state", "rate", "gids/0")),
+    *(
+        f"infiniband/*/ports/*/{name}"
+        for name in ("link_layer", "state", "phys_state", "rate", "gids/0", "gid_attrs/ndevs/0")
+    ),
     *("net/*/", "virtio*/net/*/", "infiniband/*/", "infiniband_verbs/*/", "drm/*/", "accel/*/", "vfio-dev/*/"),
     *(f"{folder}/{name}" for folder in ("drm/*", "accel/*", "vfio-dev/*", "infiniband_verbs/*") for name in _NODES),
     # Character devices of a function's driver, three folders deep.
