@@ -33,6 +33,7 @@ BUILT_IN = frozenset(
         "jpegEngines",
         "encoders",
         "execQuantumMs",
+        "external",
         "decoders",
         "copyEngines",
         "fabricClique",

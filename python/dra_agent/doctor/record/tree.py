@@ -37,7 +37,7 @@ _LINK_STATE = ("current_link_speed", "current_link_width", "max_link_speed", "ma
 _IDENTITY = (
     *("uevent", "modalias", "class", "vendor", "device", "subsystem_vendor", "subsystem_device", "revision"),
     *("driver@", "iommu_group@", "numa_node", "local_cpulist", "power/runtime_status"),
-    *("sriov_totalvfs", "sriov_numvfs", "physfn@", "virtfn*@"),
+    *("sriov_totalvfs", "sriov_numvfs", "physfn@", "virtfn*@", "removable"),
 )
 _NET = (
     *("address", "mtu", "type", "speed", "operstate", "flags", "carrier", "phys_port_name", "dev_port"),
