@@ -41,6 +41,7 @@ BUILT_IN = frozenset(
         "ibPortGUID",
         "ibSubnetPrefix",
         "ifName",
+        "integrated",
         "interconnectGroup",
         "interconnectWidth",
         "iommuGroup",
