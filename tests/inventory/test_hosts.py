@@ -52,6 +52,7 @@ EXPECTED = {
     # Each card is two GPUs.
     "mi250x": {"gpu": 8, "nic": 1},
     "mi210": {"gpu": 8, "nic": 1},
+    "strix-halo": {"gpu": 2},
     # Three whole GPUs, and the fourth as its virtual functions, one of them given to virtual machines.
     "flex170": {"gpu": 7, "nic": 2},
     "arc-b60": {"gpu": 5, "nic": 1},
@@ -62,6 +63,7 @@ EXPECTED = {
     # Two B70 and a B65, and a B50 as its two virtual functions.
     "arc-pro": {"gpu": 5, "nic": 1},
     "l40s": {"gpu": 4, "nic": 6},
+    "connectx-3": {"nic": 3},
     "trn1": {"nic": 16, "accelerator": 16},
     "trn2": {"nic": 17, "accelerator": 16},
     "gaudi3": {"nic": 1, "accelerator": 8},

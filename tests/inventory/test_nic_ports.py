@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import dra_simulate
 from dra_agent.host import Host
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Device
-from dra_agent.topology import DeviceKind, PciFunction, Topology
+from dra_agent.topology import DeviceKind, PciFunction, Topology, scan
 
 Write = Callable[[str, object], None]
 ADDRESS = "0000:01:00.0"
@@ -205,3 +207,14 @@ def test_one_port_has_no_number_of_ports(adapter: Adapter) -> None:
     adapter.interface("ens1", UP)
     adapter.rdma("mlx5_0", "up")
     assert value(adapter.device(), "portCount") is None
+
+
+def test_a_host_with_two_port_adapters(tmp_path: Path) -> None:
+    host = dra_simulate.build("connectx-3", tmp_path / "two-ports")
+    devices = {device.pci_address: device for device in collect(host, scan(host)).family("nic")}
+    ethernet, infiniband, single = (devices[f"0000:{bus}:00.0"] for bus in ("01", "02", "04"))
+    assert {device.health for device in devices.values()} == {"healthy"}
+    assert [value(device, "ifName") for device in devices.values()] == ["ens1d1", "ib1", "eno1np0"]
+    assert [value(device, "portCount") for device in (ethernet, infiniband, single)] == [2, 2, None]
+    assert [value(device, "state") for device in (ethernet, infiniband)] == ["up", "up"]
+    assert value(infiniband, "linkSpeed") == 56000
