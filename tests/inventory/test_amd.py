@@ -7,10 +7,11 @@ import pytest
 from dra_agent.host import Host
 from dra_agent.inventory.amd.backend import AmdBackend
 from dra_agent.inventory.amd.kfd import gpu_nodes
+from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Device, Diagnostic, device_name
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import PartitionRule
-from dra_agent.topology import DeviceKind, Drm, PciFunction
+from dra_agent.topology import DeviceKind, Drm, PciFunction, scan
 
 Write = Callable[[str, object], None]
 KFD = "sys/class/kfd/kfd/topology/nodes"
@@ -215,6 +216,17 @@ def test_an_apu_has_the_memory_that_compute_gets(
     attribute = found.attributes.get("integrated")
     assert (attribute and attribute.value) is integrated
     assert found.capacity["memory"].value == memory
+
+
+@pytest.mark.parametrize("recorded_host", ["igpu-next-to-dgpu"], indirect=True)
+def test_a_recorded_host_with_the_graphics_of_its_processor_next_to_two_cards(recorded_host: Host) -> None:
+    gpus = collect(recorded_host, scan(recorded_host)).family("gpu")
+    found = {gpu.pci_address: (gpu.attributes["integrated"].value, gpu.capacity["memory"].value) for gpu in gpus}
+    assert found == {
+        "0000:03:00.0": (False, "32624Mi"),
+        "0000:06:00.0": (False, "32624Mi"),
+        "0000:0f:00.0": (True, "2Gi"),
+    }
 
 
 def test_a_controller_that_counts_the_carve_out_does_not_limit_an_apu(

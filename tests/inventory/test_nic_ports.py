@@ -218,3 +218,13 @@ def test_a_host_with_two_port_adapters(tmp_path: Path) -> None:
     assert [value(device, "portCount") for device in (ethernet, infiniband, single)] == [2, 2, None]
     assert [value(device, "state") for device in (ethernet, infiniband)] == ["up", "up"]
     assert value(infiniband, "linkSpeed") == 56000
+
+
+@pytest.mark.parametrize("recorded_host", ["connectx3-two-ports"], indirect=True)
+def test_a_recorded_host_with_a_cable_in_the_second_port(recorded_host: Host) -> None:
+    ethernet, infiniband = collect(recorded_host, scan(recorded_host)).family("nic")
+    assert [(device.health, value(device, "ifName")) for device in (ethernet, infiniband)] == [
+        ("healthy", "ens1d1"),
+        ("healthy", "ib1"),
+    ]
+    assert [value(device, "portCount") for device in (ethernet, infiniband)] == [2, 2]
