@@ -167,7 +167,7 @@ def _gpu(
 
 def gpu_id_of(gpu: AmdGpu, partition: int = 0) -> int:
     """KFD's id of a GPU or partition in its lists of processes."""
-    return (gpu.unique_id + partition) & 0xFFFF
+    return ((gpu.unique_id or gpu.render) + partition) & 0xFFFF
 
 
 def _bank(folder: str, heap: int, size: int, tree: Tree) -> None:

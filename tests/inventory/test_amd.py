@@ -7,10 +7,11 @@ import pytest
 from dra_agent.host import Host
 from dra_agent.inventory.amd.backend import AmdBackend
 from dra_agent.inventory.amd.kfd import gpu_nodes
+from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Device, Diagnostic, device_name
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import PartitionRule
-from dra_agent.topology import DeviceKind, Drm, PciFunction
+from dra_agent.topology import DeviceKind, Drm, PciFunction, scan
 
 Write = Callable[[str, object], None]
 KFD = "sys/class/kfd/kfd/topology/nodes"
@@ -156,6 +157,89 @@ def test_memory_comes_from_kfd_where_the_driver_has_no_file(
     device = only(AmdBackend(host).devices([gpu], []))
     assert device.capacity["memory"].value == "16Gi"
     assert "productName" not in device.attributes
+
+
+def apu(write: Write, version: int, bank: int | None, carve_out: int | None) -> None:
+    """Write the files of a GPU at 0000:0c:00.0; sizes in MiB."""
+    write(f"{KFD}/0/properties", "cpu_cores_count 32\nsimd_count 0")
+    write(
+        f"{KFD}/1/properties",
+        f"simd_count 80\nsimd_per_cu 2\nlocation_id 3072\ndomain 0\ngfx_target_version {version}\nmem_banks_count 1\n"
+        "vendor_id 4098\ndrm_render_minor 128",
+    )
+    if bank is not None:
+        write(f"{KFD}/1/mem_banks/0/properties", f"heap_type 1\nsize_in_bytes {bank << 20}\nflags 0")
+    if carve_out is not None:
+        write("sys/bus/pci/devices/0000:0c:00.0/mem_info_vram_total", carve_out << 20)
+
+
+GIB = 1 << 10
+"""In MiB."""
+
+
+@pytest.mark.parametrize(
+    ("version", "device", "bank", "carve_out", "integrated", "memory"),
+    [
+        # Strix Halo with the firmware's default of 512 MiB, and with most of the memory set aside.
+        (110501, "0x1586", 62 * GIB, 512, True, "62Gi"),
+        (110501, "0x1586", 96 * GIB, 96 * GIB, True, "96Gi"),
+        # A carve-out that is larger than what TTM allows: KFD's number is what compute gets.
+        (110501, "0x1586", 60 * GIB, 64 * GIB, True, "60Gi"),
+        # Raphael under a kernel that counts the carve-out only.
+        (100306, "0x164e", 2 * GIB, 2 * GIB, True, "2Gi"),
+        (110501, "0x1586", None, 512, True, "512Mi"),
+        # An instruction set that this version does not know.
+        (130500, "0xffff", 62 * GIB, 512, True, "62Gi"),
+        (130500, "0xffff", 16 * GIB, 16 * GIB, None, "16Gi"),
+        (130500, "0xffff", 16 * GIB, None, None, "16Gi"),
+        # MI300A and MI300X have one instruction set.
+        (90402, "0x74a0", 60 * GIB, 0, True, "60Gi"),
+        (90402, "0x74a1", 192 * GIB, 192 * GIB, False, "192Gi"),
+        (90402, "0xffff", 60 * GIB, 0, None, "60Gi"),
+        (120001, "0x7551", 32 * GIB, 32 * GIB, False, "32Gi"),
+    ],
+)
+def test_an_apu_has_the_memory_that_compute_gets(
+    version: int,
+    device: str,
+    bank: int | None,
+    carve_out: int | None,
+    integrated: bool | None,
+    memory: str,
+    host: Host,
+    write: Write,
+    function: Callable[..., PciFunction],
+) -> None:
+    gpu = function("0000:0c:00.0", DeviceKind.GPU, "0x1002", device, driver="amdgpu", drm=Drm("card0", "renderD128"))
+    apu(write, version, bank, carve_out)
+    found = only(AmdBackend(host).devices([gpu], []))
+    attribute = found.attributes.get("integrated")
+    assert (attribute and attribute.value) is integrated
+    assert found.capacity["memory"].value == memory
+
+
+@pytest.mark.parametrize("recorded_host", ["igpu-next-to-dgpu"], indirect=True)
+def test_a_recorded_host_with_the_graphics_of_its_processor_next_to_two_cards(recorded_host: Host) -> None:
+    gpus = collect(recorded_host, scan(recorded_host)).family("gpu")
+    found = {gpu.pci_address: (gpu.attributes["integrated"].value, gpu.capacity["memory"].value) for gpu in gpus}
+    assert found == {
+        "0000:03:00.0": (False, "32624Mi"),
+        "0000:06:00.0": (False, "32624Mi"),
+        "0000:0f:00.0": (True, "2Gi"),
+    }
+
+
+def test_a_controller_that_counts_the_carve_out_does_not_limit_an_apu(
+    host: Host, write: Write, function: Callable[..., PciFunction]
+) -> None:
+    gpu = function("0000:0c:00.0", DeviceKind.GPU, "0x1002", "0x1586", driver="amdgpu")
+    write("sys/fs/cgroup/dmem.capacity", "drm/0000:0c:00.0/vram 536870912")
+    apu(write, 110501, 62 * GIB, 512)
+    found = only(AmdBackend(host).devices([gpu], []))
+    assert "host's memory" in found.memory_limits["dmem"] and "dmem" not in found.identity
+    apu(write, 110501, 96 * GIB, 96 * GIB)
+    found = only(AmdBackend(host).devices([gpu], []))
+    assert found.memory_limits["dmem"] == "" and found.identity["dmem"] == "drm/0000:0c:00.0/vram"
 
 
 def test_nonsense_from_the_driver_costs_one_fact_and_is_reported(

@@ -125,3 +125,33 @@ def test_shares_can_be_held_to_their_memory_where_the_kernel_counts_it(standing:
     # cannot.
     assert [device.memory_limits for device in gpus(standing("mi355x"))] == [{"dmem": ""}] * 8
     assert all("6.14" in device.memory_limits["dmem"] for device in gpus(standing("mi308x")))
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ("mi300a", {True}),
+        ("mi300x", {False}),
+        ("mi300x-vf", {False}),
+        ("mi250x", {False}),
+        ("dgx-spark", {True}),
+        ("dgx-h100", {False}),
+        ("gb200-nvl", {False}),
+        ("vm-1gpu", {False}),
+        ("arc-pro", {False}),
+        ("arc-b60", {False}),
+        ("strix-halo", {True, False}),
+    ],
+)
+def test_gpus_of_a_processor_are_distinguished_from_cards(
+    profile: str, expected: set[bool], standing: Callable[[str], Host]
+) -> None:
+    assert {device.attributes["integrated"].value for device in gpus(standing(profile))} == expected
+
+
+def test_a_desktop_with_an_apu_and_a_card_in_an_enclosure(standing: Callable[[str], Host]) -> None:
+    external, apu = gpus(standing("strix-halo"))
+    assert (external.pci_address, external.attributes["external"].value) == ("0000:65:00.0", True)
+    assert (external.capacity["memory"].value, external.attributes["integrated"].value) == ("32624Mi", False)
+    assert "external" not in apu.attributes
+    assert (apu.capacity["memory"].value, apu.attributes["integrated"].value) == ("62Gi", True)

@@ -86,6 +86,23 @@ def test_an_ethernet_adapter_with_rdma(host: Host, write: Write, function: Make,
     ]
 
 
+@pytest.mark.parametrize(
+    ("removable", "expected"), [("removable", True), ("unknown", None), ("fixed", None), (None, None)]
+)
+def test_a_device_behind_an_external_port(
+    removable: str | None,
+    expected: bool | None,
+    host: Host,
+    write: Write,
+    function: Make,
+    topology_of: TopologyOf,
+) -> None:
+    gpu = function("0000:06:00.0", DeviceKind.GPU, "0x1002", "0x7551", driver="amdgpu")
+    if removable is not None:
+        write(f"{PCI}/0000:06:00.0/removable", removable)
+    assert values(only(collect(host, topology_of(gpu)))).get("external") is expected
+
+
 def test_a_link_that_is_down_has_no_speed(host: Host, write: Write, function: Make, topology_of: TopologyOf) -> None:
     nic = function("0000:3b:00.0", DeviceKind.NIC, "0x8086", "0x1592", net=("ens1",), numa_node=None)
     for name, value in {"speed": -1, "operstate": "down", "type": 1, "mtu": 1500}.items():

@@ -52,6 +52,7 @@ EXPECTED = {
     # Each card is two GPUs.
     "mi250x": {"gpu": 8, "nic": 1},
     "mi210": {"gpu": 8, "nic": 1},
+    "strix-halo": {"gpu": 2},
     # Three whole GPUs, and the fourth as its virtual functions, one of them given to virtual machines.
     "flex170": {"gpu": 7, "nic": 2},
     "arc-b60": {"gpu": 5, "nic": 1},
@@ -63,6 +64,8 @@ EXPECTED = {
     "arc-pro": {"gpu": 5, "nic": 1},
     # The adapter with virtual functions is not published beside them.
     "l40s": {"gpu": 4, "nic": 5},
+    # The host is reached through one of its four.
+    "connectx-3": {"nic": 3},
     "trn1": {"nic": 16, "accelerator": 16},
     "trn2": {"nic": 17, "accelerator": 16},
     "gaudi3": {"nic": 1, "accelerator": 8},

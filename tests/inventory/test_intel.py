@@ -19,6 +19,7 @@ from dra_simulate import build
 from dra_simulate.kernel import SimulatedKernel
 
 Write = Callable[[str, object], None]
+Function = Callable[..., PciFunction]
 PCI = "sys/bus/pci/devices"
 
 
@@ -49,6 +50,36 @@ def test_memory_is_reported_by_the_driver_and_never_guessed(
     assert devices[3].attributes["productName"].value == "Intel Data Center GPU Flex 170"
     assert devices[3].attributes["brand"].value == "Flex"
     assert "productName" not in devices[0].attributes
+
+
+@pytest.mark.parametrize(
+    ("address", "device", "parents", "expected"),
+    [
+        ("0000:00:02.0", "0x46a6", (), True),
+        # A virtual function of the same chip.
+        ("0000:00:02.1", "0xb080", (), True),
+        ("0000:03:00.0", "0xe20b", ("0000:00:01.0",), False),
+        # A card that a virtual machine has at the address of a processor's GPU, without memory in sysfs.
+        ("0000:00:02.0", "0x5693", (), False),
+        # A processor's GPU in a virtual machine, or a card that is newer than the table: not known.
+        ("0000:01:00.0", "0x46a6", ("0000:00:1c.0",), None),
+        ("0000:00:05.0", "0x46a6", (), None),
+    ],
+)
+def test_graphics_of_a_processor_are_distinguished_from_cards(
+    address: str, device: str, parents: tuple[str, ...], expected: bool | None, host: Host, function: Function
+) -> None:
+    gpu = function(address, DeviceKind.GPU, "0x8086", device, driver="xe", parents=parents)
+    (found,) = IntelBackend(host).devices([gpu], [])
+    attribute = found.attributes.get("integrated")
+    assert (attribute and attribute.value) is expected
+
+
+def test_a_gpu_that_reports_its_own_memory_is_a_card(host: Host, write: Write, function: Function) -> None:
+    gpu = function("0000:00:02.0", DeviceKind.GPU, "0x8086", "0xffff", driver="xe")
+    write(f"{PCI}/0000:00:02.0/tile0/physical_vram_size_bytes", f"{12 << 30:#x}")
+    (found,) = IntelBackend(host).devices([gpu], [])
+    assert found.attributes["integrated"].value is False
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import tiers
 from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Inventory
-from dra_agent.inventory.nvidia.gpu_info import has_tensor_cores
+from dra_agent.inventory.nvidia.gpu_info import has_tensor_cores, is_integrated
 from dra_agent.inventory.nvidia.nvml_client import WHOLE
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.tracker import InventoryTracker
@@ -77,6 +77,7 @@ def test_a_dgx_has_eight_equal_gpus(dgx: Host, collector: Collector) -> None:
             "brand": {"string": "Nvidia"},
             "architecture": {"string": "Hopper"},
             "cudaComputeCapability": {"version": "9.0.0"},
+            "integrated": {"bool": False},
             "tensorCores": {"bool": True},
             "driverVersion": {"version": "570.124.6"},
             "cudaDriverVersion": {"version": "12.8.0"},
@@ -274,6 +275,22 @@ def test_two_simulated_hosts_in_one_process_are_two_libraries(dgx: Host, collect
 )
 def test_tensor_cores(capability: tuple[int, int], device_id: str, expected: bool) -> None:
     assert has_tensor_cores(capability, device_id) is expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [
+        ((9, 0), False),
+        ((10, 0), False),
+        ((12, 0), False),
+        ((12, 1), True),
+        ((11, 0), True),
+        ((8, 7), True),
+        ((99, 0), None),
+    ],
+)
+def test_gpus_that_use_the_memory_of_the_cpu(capability: tuple[int, int], expected: bool | None) -> None:
+    assert is_integrated(capability) is expected
 
 
 def children() -> set[int]:

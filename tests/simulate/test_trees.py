@@ -130,6 +130,7 @@ MATRICES = {
     "mi300a": {"PHB": 1, "NODE": 2, "SYS": 12},
     "mi250x": {"PHB": 5, "NODE": 4, "SYS": 36},
     "mi210": {"PHB": 1, "NODE": 20, "SYS": 24},
+    "strix-halo": {"PHB": 3},
     "gb200-nvl": {"PIX": 2, "NODE": 40, "SYS": 49},
     # As NVIDIA draws it: a pair per switch, two of those below another one, and two of those per socket.
     "dgx-2": {"PIX": 8, "PXB": 16, "NODE": 32, "SYS": 64},
@@ -139,6 +140,7 @@ MATRICES = {
     "arc-b60": {"PIX": 10, "PHB": 18},
     "arc-pro": {"PIX": 3, "PHB": 25},
     "l40s": {"PIX": 10, "PHB": 8, "NODE": 16, "SYS": 32},
+    "connectx-3": {"PHB": 6},
     "trn1": {"PHB": 147, "NODE": 162, "SYS": 432},
     "trn2": {"PHB": 48, "NODE": 208, "SYS": 272},
     "gaudi3": {"PIX": 12, "NODE": 24, "SYS": 42},

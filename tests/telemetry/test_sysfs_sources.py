@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dra_agent.host import Host
+from dra_agent.inventory.api import Attribute, Capacity
 from dra_agent.inventory.model import Device, device_name
 from dra_agent.telemetry.model import DeviceSample
 from dra_agent.telemetry.sources.registry import SourceRegistry
@@ -67,6 +69,28 @@ def test_a_partition_of_an_amd_gpu_has_no_values_of_its_gpu(tmp_path: Path) -> N
 def test_an_apu_has_no_separate_memory(tmp_path: Path) -> None:
     write(tmp_path, {"gpu_busy_percent": 0, "mem_info_vram_total": 0, "mem_info_vram_used": 0})
     assert read(tmp_path, gpu("amd")) == DeviceSample(gpu_utilization_ratio=0.0)
+
+
+def apu(capacity: str) -> Device:
+    return msgspec.structs.replace(
+        gpu("amd"), attributes={"integrated": Attribute.of(True)}, capacity={"memory": Capacity(capacity)}
+    )
+
+
+def test_an_apu_uses_the_memory_of_the_host(tmp_path: Path) -> None:
+    files = {"mem_info_vram_total": 512 << 20, "mem_info_vram_used": 500 << 20}
+    # GTT has its own, larger limit here (amdgpu.gttsize); the capacity is TTM's.
+    write(tmp_path, {**files, "mem_info_gtt_total": 124 << 30, "mem_info_gtt_used": 20 << 30})
+    assert read(tmp_path, apu("62Gi")) == DeviceSample(memory_used_bytes=20 << 30, memory_limit_bytes=62 << 30)
+    # An MI300A reports no carve-out at all.
+    write(tmp_path, {"mem_info_vram_total": 0, "mem_info_vram_used": 0})
+    assert read(tmp_path, apu("62Gi")) == DeviceSample(memory_used_bytes=20 << 30, memory_limit_bytes=62 << 30)
+
+
+def test_an_apu_with_a_large_carve_out_uses_that(tmp_path: Path) -> None:
+    files = {"mem_info_vram_total": 96 << 30, "mem_info_vram_used": 1 << 30}
+    write(tmp_path, {**files, "mem_info_gtt_total": 15 << 30, "mem_info_gtt_used": 2 << 30})
+    assert read(tmp_path, apu("96Gi")) == DeviceSample(memory_used_bytes=1 << 30, memory_limit_bytes=96 << 30)
 
 
 def test_an_intel_gpu(tmp_path: Path) -> None:

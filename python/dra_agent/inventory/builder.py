@@ -154,6 +154,9 @@ class DeviceBuilder:
         self.set("pcieGeneration", generation)
         self.set("pcieWidth", width)
         self.set("iommuGroup", function.iommu_group)
+        # "unknown" for all others: the kernel marks what is behind a port that firmware calls external (Thunderbolt,
+        # USB4), and nothing as fixed (pci_set_removable).
+        self.set("external", True if self.files.text("removable") == "removable" else None)
         self.set("resource.kubernetes.io/pcieRoot", function.pcie_root)
         self.set("resource.kubernetes.io/pciBusID", function.pci_address)
         self.set("resource.kubernetes.io/numaNode", function.numa_node)

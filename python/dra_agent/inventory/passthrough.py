@@ -157,6 +157,7 @@ _OF_THE_DRIVER = frozenset(
         "ibPortGUID",
         "interconnectGroup",
         "interconnectWidth",
+        "portCount",
         "sriovVfs",
     }
 )

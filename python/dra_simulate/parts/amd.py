@@ -1,4 +1,4 @@
-"""AMD Instinct GPUs as PCI functions.
+"""AMD Instinct GPUs, a Radeon and an APU as PCI functions.
 
 PCI ids: amdgpu_drv.c, libdrm's amdgpu.ids. Compute units and memory: AMD's data sheets. Memory of the MI300X and of the
 MI210 in bytes: as amdgpu reports it on such boards; others: their nominal size minus the reservation of the MI300X.
@@ -42,7 +42,7 @@ def mi300a(address: str, index: int, *, machine: str, driver: AmdgpuDriver = LIN
         compute_units=228,
         dies=6,
         memory_modes=(),
-        is_apu=True,
+        carve_out_bytes=0,
         media=3,
     )
     return _accelerator(address, index, 0x74A0, role, machine, driver)
@@ -106,7 +106,9 @@ def _accelerator(address: str, index: int, device: int, role: AmdGpu, machine: s
 
 def _memory_regions(role: AmdGpu) -> tuple[MemoryRegion, ...]:
     """Memory that amdgpu registers with the cgroup controller (amdgpu_vram_mgr_init); an APU has none."""
-    return (MemoryRegion("vram", role.memory_bytes),) if role.driver.counts_memory and not role.is_apu else ()
+    return (
+        (MemoryRegion("vram", role.memory_bytes),) if role.driver.counts_memory and role.carve_out_bytes is None else ()
+    )
 
 
 def mi300x_vf(address: str, index: int, *, machine: str, driver: AmdgpuDriver = LINUX_6_14) -> Function:
@@ -181,3 +183,56 @@ _MI200 = AmdGpu(
     gfx_version=90010,
     xgmi_bandwidth=50_000,
 )
+
+
+def strix_halo(address: str, card: int) -> Function:
+    """The GPU of a Ryzen AI Max+ 395, with the firmware's default of 512 MiB for the display.
+
+    KFD reports TTM's limit, half of 128 GiB minus the kernel's reservation. The driver's own limit (amdgpu.gttsize) was
+    raised to nearly all of the memory, as users do.
+    """
+    role = AmdGpu(
+        card=card,
+        render=_FIRST_RENDER + card,
+        name="",
+        unique_id=0,
+        memory_bytes=16_252_928 * 4096,
+        compute_units=40,
+        dies=1,
+        gfx_version=110501,
+        vbios="113-STRXLGEN-001",
+        carve_out_bytes=512 * _MIB,
+        gtt_bytes=124 * _GIB,
+    )
+    return Function(
+        address,
+        PciId(_AMD, 0x1586, 0x038000, _AMD, 0x0124, 0xC1),
+        driver="amdgpu",
+        link=LinkState(4, 16),
+        bars=(Bar(512 * _MIB, prefetchable=True), *_DOORBELLS),
+        roles=(DrmNodes(card, role.render), role),
+    )
+
+
+def radeon_r9700(address: str, card: int, *, machine: str) -> Function:
+    """A Radeon AI PRO R9700 32GB."""
+    role = AmdGpu(
+        card=card,
+        render=_FIRST_RENDER + card,
+        name="",
+        unique_id=number(machine, "amd", card),
+        memory_bytes=32_624 * _MIB,
+        compute_units=64,
+        dies=1,
+        gfx_version=120001,
+        vbios="113-APM107580-100",
+        gtt_bytes=62 * _GIB,
+    )
+    return Function(
+        address,
+        PciId(_AMD, 0x7551, 0x030000, _AMD, 0x0B36, 0xC0),
+        driver="amdgpu",
+        link=LinkState(5, 16),
+        bars=(Bar(32 * _GIB, prefetchable=True), *_DOORBELLS),
+        roles=(DrmNodes(card, role.render), role),
+    )

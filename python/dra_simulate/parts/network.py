@@ -1,10 +1,10 @@
-"""Network adapters: ConnectX, BlueField, Broadcom, virtio."""
+"""Network adapters: ConnectX, also with two ports on one function, BlueField, Broadcom, virtio."""
 
 from __future__ import annotations
 
 from dra_simulate.machine import Bar, Function, LinkState, PciId, Sriov
 from dra_simulate.parts.bridges import guid, mac
-from dra_simulate.roles.network import Interface, RdmaDevice
+from dra_simulate.roles.network import Interface, RdmaDevice, port_guid
 
 _MELLANOX = 0x15B3
 _INFINIBAND, _ETHERNET = 0x020700, 0x020000
@@ -40,12 +40,7 @@ def _connectx(
     link: LinkState,
 ) -> Function:
     node = guid(machine, number)
-    if ethernet:
-        hardware_address = mac(machine, number)
-    else:
-        # IPoIB addresses are 20 bytes: queue pair and the port's GID (RFC 4391).
-        gid = "fe80000000000000" + node.replace(":", "")
-        hardware_address = "00:00:10:29:" + ":".join(gid[byte : byte + 2] for byte in range(0, 32, 2))
+    hardware_address = mac(machine, number) if ethernet else _ipoib("00:00:10:29", node)
     return Function(
         address,
         PciId(_MELLANOX, device, _ETHERNET if ethernet else _INFINIBAND, _MELLANOX, 0x0041),
@@ -60,6 +55,63 @@ def _connectx(
             RdmaDevice(f"mlx5_{number}", node, number, ethernet=ethernet, speed=speed, hca_type=f"MT{device}"),
         ),
     )
+
+
+def connectx3(
+    address: str, number: int, names: tuple[str, ...], index: int, *, machine: str, ethernet: bool = True
+) -> Function:
+    """A ConnectX-3 Pro with a port for each name on one function; only the last one has a cable.
+
+    The interfaces of Ethernet are switched on; of IPoIB only the last one is.
+    """
+    ports, speed = len(names), 40_000 if ethernet else 56_000
+    node = guid(machine, number)
+    interfaces = []
+    for which, name in enumerate(names):
+        is_last = which == ports - 1
+        hardware = (
+            mac(machine, 8 * number + which) if ethernet else _ipoib(f"00:02:{which:02x}:08", port_guid(node, which))
+        )
+        interfaces.append(
+            Interface(
+                name,
+                hardware,
+                index + which,
+                speed=speed,
+                up=ethernet or is_last,
+                infiniband=not ethernet,
+                dev_port=which,
+                cable=is_last,
+            )
+        )
+    return Function(
+        address,
+        PciId(_MELLANOX, 0x1007, _ETHERNET if ethernet else _INFINIBAND, _MELLANOX, 0x0022),
+        driver="mlx4_core",
+        link=LinkState(3, 8),
+        bars=(Bar(8 * _MIB, prefetchable=True),),
+        roles=(
+            *interfaces,
+            RdmaDevice(
+                f"mlx4_{number}",
+                node,
+                number,
+                ethernet=ethernet,
+                speed=speed,
+                hca_type="MT4103",
+                board="MT_1090111023",
+                firmware="2.42.5000",
+                ports=ports,
+                without_cable=frozenset(range(1, ports)),
+            ),
+        ),
+    )
+
+
+def _ipoib(queue_pair: str, guid: str) -> str:
+    """An IPoIB address, 20 bytes: queue pair and the port's GID (RFC 4391)."""
+    gid = "fe80000000000000" + guid.replace(":", "")
+    return f"{queue_pair}:" + ":".join(gid[byte : byte + 2] for byte in range(0, 32, 2))
 
 
 def broadcom(address: str, name: str, index: int, *, machine: str) -> Function:

@@ -53,7 +53,9 @@ class AmdGpu:
     render: int
     """Numbers of the GPU's DRM nodes; the nodes of its partitions after the first follow."""
     name: str
+    """Of the board's FRU; "" without one."""
     unique_id: int
+    """0 for an APU of a desktop or laptop, which has none."""
     memory_bytes: int
     """KFD's report for the whole GPU."""
     compute_units: int
@@ -76,8 +78,11 @@ class AmdGpu:
     memory_modes: tuple[str, ...] = ()
     """Those that the firmware supports; none: the driver does not list any (an APU, a virtual function)."""
     memory_mode: str = "NPS1"
-    is_apu: bool = False
-    """The memory of the host is its own: the driver reports no VRAM ("Set mc_vram_size = 0 for APP APU")."""
+    carve_out_bytes: int | None = None
+    """Of an APU, the part of the host's memory that the driver reports as VRAM; 0 for an MI300A ("Set mc_vram_size = 0
+    for APP APU"). None: a card, whose VRAM is all of its memory."""
+    gtt_bytes: int = 512 << 30
+    """The host's memory that the GPU can map."""
     is_virtual: bool = False
     """A virtual function: its mode is set by the host."""
     media: int = 4
@@ -118,25 +123,28 @@ class AmdGpu:
 
     def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add amdgpu's attributes, and the devices of partitions."""
+        vram = self.memory_bytes if self.carve_out_bytes is None else self.carve_out_bytes
         tree.files(
             site.path,
             {
-                "mem_info_vram_total": 0 if self.is_apu else self.memory_bytes,
-                "mem_info_vram_used": 0 if self.is_apu else 300 << 20,
+                "mem_info_vram_total": vram,
+                "mem_info_vram_used": 300 << 20 if vram else 0,
                 "mem_info_vram_vendor": self.memory_vendor,
-                "mem_info_gtt_total": 512 << 30,
+                "mem_info_gtt_total": self.gtt_bytes,
                 "mem_info_gtt_used": 0,
-                "unique_id": f"{self.unique_id:016x}",
                 "vbios_version": self.vbios,
                 "gpu_busy_percent": 0,
                 "mem_busy_percent": 0,
                 "pcie_replay_count": 0,
             },
         )
-        if not self.is_virtual:
-            # From the FRU, which a guest cannot read.
+        if self.unique_id:
+            tree.file(f"{site.path}/unique_id", f"{self.unique_id:016x}")
+        if self.name and not self.is_virtual:
+            # From the FRU, which a guest cannot read, and which boards for consumers do not have.
             tree.files(site.path, {"product_name": self.name, "serial_number": self.serial})
             tree.files(site.path, {"ras/umc_err_count": "ue: 0\nce: 0"})
+        if not self.is_virtual:
             tree.files(f"{site.path}/hwmon/hwmon{self.card}", {"name": "amdgpu", "temp2_input": _IDLE_MILLIDEGREES})
         if self.hive:
             tree.file(f"{site.path}/xgmi_device_id", self.unique_id)

@@ -17,7 +17,7 @@ _UVERBS_BASE = 192
 _ISSM_BASE = 64
 _RDMA_CM_MINOR = 58
 _COUNTERS = ("port_rcv_data", "port_xmit_data", "port_rcv_errors", "port_xmit_discards", "link_downed")
-_MEGABITS_PER_LANE = {10_000: "QDR", 25_000: "EDR", 50_000: "HDR", 100_000: "NDR", 200_000: "XDR"}
+_MEGABITS_PER_LANE = {10_000: "QDR", 14_000: "FDR", 25_000: "EDR", 50_000: "HDR", 100_000: "NDR", 200_000: "XDR"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,13 @@ class Interface:
     up: bool = True
     infiniband: bool = False
     bus_device: str | None = None
+    dev_port: int = 0
+    cable: bool = True
+    """False: the interface can be switched on, and has no link."""
 
     def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the interface below its device and to /sys/class/net."""
+        has_link = self.up and self.cable
         device = f"{site.path}/{self.bus_device}" if self.bus_device else site.path
         path = f"{device}/net/{self.name}"
         tree.files(
@@ -43,14 +47,14 @@ class Interface:
                 "address": self.mac,
                 "addr_len": self.mac.count(":") + 1,
                 "broadcast": ":".join(["ff"] * (self.mac.count(":") + 1)),
-                "carrier": int(self.up),
-                "operstate": "up" if self.up else "down",
+                "carrier": int(has_link),
+                "operstate": "up" if has_link else "down",
                 "dev_id": "0x0",
-                "dev_port": 0,
+                "dev_port": self.dev_port,
                 "duplex": "full",
                 "ifindex": self.index,
                 "iflink": self.index,
-                "speed": self.speed if self.up else -1,
+                "speed": self.speed if has_link else -1,
                 "type": _ARP_INFINIBAND if self.infiniband else _ARP_ETHERNET,
                 "uevent": f"INTERFACE={self.name}\nIFINDEX={self.index}",
                 "phys_port_name": "p0",
@@ -69,6 +73,12 @@ class Interface:
             tree.link(f"sys/bus/virtio/drivers/virtio_net/{self.bus_device}", device)
 
 
+def port_guid(node_guid: str, port: int) -> str:
+    """The GUID of a port by its index: that of the node plus the index."""
+    stem, _, last = node_guid.rpartition(":")
+    return f"{stem}:{(int(last, 16) + port) & 0xFFFF:04x}"
+
+
 @dataclass(frozen=True, slots=True)
 class RdmaDevice:
     """An RDMA device with its ports: "mlx5_0", the node GUID as sysfs prints it, and the number of its uverbs node."""
@@ -83,6 +93,8 @@ class RdmaDevice:
     hca_type: str = "MT4129"
     firmware: str = "28.39.1002"
     ports: int = 1
+    without_cable: frozenset[int] = frozenset()
+    """Numbers of ports that are switched on and have no link."""
     own_protocol: bool = False
     """Neither InfiniBand nor Ethernet, such as AWS EFA and the ports of a Gaudi: no management datagrams."""
 
@@ -119,13 +131,18 @@ class RdmaDevice:
         tree.file("sys/class/misc/rdma_cm/dev", f"{MAJORS['misc']}:{_RDMA_CM_MINOR}")
 
     def _port(self, port: int) -> dict[str, str | int | bytes]:
-        lane = _MEGABITS_PER_LANE.get(self.speed // 4, "EDR")
-        low = self.node_guid.split(":")
+        if port in self.without_cable:
+            state, physical, rate = "1: DOWN", "2: Polling", "10 Gb/sec (4X SDR)"
+        else:
+            state = "4: ACTIVE" if self.active else "1: DOWN"
+            physical = "5: LinkUp" if self.active else "3: Disabled"
+            rate = f"{self.speed // 1000} Gb/sec (4X {_MEGABITS_PER_LANE.get(self.speed // 4, 'EDR')})"
+        low = port_guid(self.node_guid, port - 1).split(":")
         return {
-            "state": "4: ACTIVE" if self.active else "1: DOWN",
-            "phys_state": "5: LinkUp" if self.active else "3: Disabled",
+            "state": state,
+            "phys_state": physical,
             "link_layer": "Unknown" if self.own_protocol else "Ethernet" if self.ethernet else "InfiniBand",
-            "rate": f"{self.speed // 1000} Gb/sec (4X {lane})",
+            "rate": rate,
             "lid": "0x0" if self.ethernet else f"0x{self.number + port:x}",
             "sm_lid": "0x0" if self.ethernet else "0x1",
             "lid_mask_count": 0,

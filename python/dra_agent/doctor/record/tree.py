@@ -37,7 +37,7 @@ _LINK_STATE = ("current_link_speed", "current_link_width", "max_link_speed", "ma
 _IDENTITY = (
     *("uevent", "modalias", "class", "vendor", "device", "subsystem_vendor", "subsystem_device", "revision"),
     *("driver@", "iommu_group@", "numa_node", "local_cpulist", "power/runtime_status"),
-    *("sriov_totalvfs", "sriov_numvfs", "physfn@", "virtfn*@"),
+    *("sriov_totalvfs", "sriov_numvfs", "physfn@", "virtfn*@", "removable"),
 )
 _NET = (
     *("address", "mtu", "type", "speed", "operstate", "flags", "carrier", "phys_port_name", "dev_port"),
@@ -47,7 +47,10 @@ _NODES = ("uevent", "dev")
 _CLASSES = (
     *(f"net/*/{name}" for name in _NET),
     *(f"virtio*/net/*/{name}" for name in _NET),
-    *(f"infiniband/*/ports/*/{name}" for name in ("link_layer", "state", "phys_state", "rate", "gids/0")),
+    *(
+        f"infiniband/*/ports/*/{name}"
+        for name in ("link_layer", "state", "phys_state", "rate", "gids/0", "gid_attrs/ndevs/0")
+    ),
     *("net/*/", "virtio*/net/*/", "infiniband/*/", "infiniband_verbs/*/", "drm/*/", "accel/*/", "vfio-dev/*/"),
     *(f"{folder}/{name}" for folder in ("drm/*", "accel/*", "vfio-dev/*", "infiniband_verbs/*") for name in _NODES),
     # Character devices of a function's driver, three folders deep.

@@ -12,6 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from dra_agent.host import Host
+from dra_agent.inventory.amd.apu import is_apu
 from dra_agent.inventory.amd.kfd import COMPUTE_MODE, KfdNode, KfdReader, merge_partitions, partition_of, uuid_text
 from dra_agent.inventory.amd.mode_transition import (
     SETTLE_TIMEOUT_S,
@@ -30,7 +31,7 @@ from dra_agent.inventory.amd.modes import (
     read_description,
 )
 from dra_agent.inventory.api import Attribute, Capacity, CounterConsumption, CounterSet
-from dra_agent.inventory.builder import DeviceBuilder, pci_files, set_dmem_region
+from dra_agent.inventory.builder import MECHANISM, DeviceBuilder, pci_files, set_dmem_region
 from dra_agent.inventory.generic import add_drm_nodes
 from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.inventory.model import Device, Diagnostic, device_name
@@ -48,11 +49,17 @@ def describe_whole(
     builder.set("uuid", uuid or uuid_of(builder.files, node))
     fill(builder, node, driver_version)
     count_errors(builder)
-    memory = builder.files.number("mem_info_vram_total")
-    set_memory(builder, memory or (node.memory_bytes if node is not None else None))
+    of_driver = builder.files.number("mem_info_vram_total")
+    of_kfd = node.memory_bytes if node is not None else None
+    # An APU's driver reports the part of the host's memory that the firmware has set aside.
+    uses_host_memory = of_kfd not in (None, of_driver) and is_apu(function, builder.files, node) is True
+    set_memory(builder, of_kfd if uses_host_memory else of_driver or of_kfd)
     if function.drm is not None:
         add_drm_nodes(builder, function.drm.card, function.drm.render)
-    set_dmem_region(builder)
+    if uses_host_memory:
+        builder.memory_limits[MECHANISM] = "it uses the host's memory, which this controller does not count"
+    else:
+        set_dmem_region(builder)
     if function.physfn is not None:
         builder.set("type", "vf")
         builder.set("memoryEnforcement", "vf")
@@ -70,6 +77,7 @@ def fill(builder: DeviceBuilder, node: KfdNode | None, driver_version: str | Non
     if node is None:
         return
     builder.set("architecture", node.isa)
+    builder.set("integrated", is_apu(builder.function, files, node))
     builder.set("fabricDomain", f"{node.hive_id:016x}" if node.hive_id is not None else None)
     builder.interconnect = node.interconnect
     builder.set_interconnect()

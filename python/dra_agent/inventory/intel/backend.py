@@ -6,6 +6,7 @@ for claims while no virtual function is held.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,12 @@ from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.topology.model import PciFunction
 
 FUNCTIONS, MEMORY = "virtual-functions", "memory"
+
+_CARDS = re.compile(r"0x(490[5-9]|4f8\w|56[9abc]\w|0b69|0b6e|0bd\w|0be\w|e2[0-2]\w)")
+"""PCI device ids of chips with memory of their own: DG1, DG2, Flex, Max and Battlemage (Linux,
+include/drm/intel/pciids.h)."""
+_PROCESSOR_GRAPHICS = re.compile(r"0000:00:02\.\d")
+"""Address of the GPU in Intel's processors, and of its virtual functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +195,20 @@ class IntelBackend:
         set_dmem_region(builder)
         if function.drm is not None:
             add_drm_nodes(builder, function.drm.card, function.drm.render)
+        builder.set("integrated", self._is_integrated(function))
         if function.sriov is not None and function.sriov.num_vfs > 0:
             builder.set("sriovVfs", function.sriov.num_vfs)
         return builder
+
+    def _is_integrated(self, function: PciFunction) -> bool | None:
+        """Return whether the GPU is part of a processor; None if neither is certain.
+
+        No file of i915 or xe has it. A virtual machine can have a card, too, at the address of a processor's GPU, and
+        the processor's at any other.
+        """
+        if _CARDS.fullmatch(function.device_id) or self._whole_memory(function):
+            return False
+        return True if not function.parents and _PROCESSOR_GRAPHICS.fullmatch(function.pci_address) else None
 
     def _fill_virtual(self, builder: DeviceBuilder, physical: str, of_part: VirtualFunctions | None) -> None:
         function = builder.function

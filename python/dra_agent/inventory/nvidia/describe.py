@@ -12,7 +12,7 @@ from dra_agent.inventory.api import Capacity
 from dra_agent.inventory.builder import DeviceBuilder
 from dra_agent.inventory.generic import add_drm_nodes
 from dra_agent.inventory.model import NodeRole, device_name
-from dra_agent.inventory.nvidia.gpu_info import DriverInfo, GpuInfo, has_tensor_cores
+from dra_agent.inventory.nvidia.gpu_info import DriverInfo, GpuInfo, has_tensor_cores, is_integrated
 from dra_agent.inventory.nvidia.mig import MigInstance
 from dra_agent.inventory.nvidia.profiles import MigProfile
 
@@ -110,6 +110,7 @@ def _model(builder: DeviceBuilder, facts: GpuInfo, driver: DriverInfo) -> None:
     if facts.compute_capability is not None:
         major, minor = facts.compute_capability
         builder.set_version("cudaComputeCapability", f"{major}.{minor}.0")
+        builder.set("integrated", is_integrated((major, minor)))
         builder.set("tensorCores", has_tensor_cores((major, minor), builder.function.device_id))
     if builder.function.driver == DRIVER:
         builder.set_version("driverVersion", driver.version)

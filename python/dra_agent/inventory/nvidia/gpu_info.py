@@ -238,6 +238,26 @@ def read_module(host: Host, problems: list[Diagnostic]) -> DriverInfo:
     return DriverInfo(version=SysfsDir(host.sysfs / "module/nvidia", problems).text("version"))
 
 
+_CARDS = frozenset(
+    {
+        *((3, 0), (3, 5), (3, 7), (5, 0), (5, 2), (6, 0), (6, 1), (7, 0), (7, 5)),
+        *((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)),
+    }
+)
+_SYSTEMS_ON_CHIP = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (11, 0), (12, 1)})
+"""Compute capabilities of Jetson modules (11.0 is Thor's) and of GB10, which no card has
+(developer.nvidia.com/cuda-gpus)."""
+
+
+def is_integrated(capability: tuple[int, int]) -> bool | None:
+    """Return whether a GPU uses the memory of the CPU; None for compute capabilities that are newer than this table.
+
+    GPUs of Grace Hopper and Grace Blackwell have memory of their own. NVML's report of the memory does not decide: with
+    some drivers, it has the host's for GB10.
+    """
+    return True if capability in _SYSTEMS_ON_CHIP else False if capability in _CARDS else None
+
+
 def has_tensor_cores(capability: tuple[int, int], device_id: str) -> bool:
     """Return True if a GPU has tensor cores: all since Volta, except the TU116 and TU117 chips of the Turing family."""
     number = int(device_id, 16)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from dra_agent import _native
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, device_name
 from dra_agent.telemetry.amd_gpu_metrics import MAX_BYTES, GpuMetrics, decode
@@ -55,17 +56,15 @@ class AmdSource:
         power1_input is read where power1_average does not exist. On APUs both include the CPU.
         """
         function = self._functions / device.pci_address
-        # 0: a GPU that uses the host's memory. Not verified: which APUs report 0.
-        total = read_number(function, "mem_info_vram_total") or None
-        used = read_number(function, "mem_info_vram_used") if total else None
+        used, total = _memory(device, function)
         problems: list[str] = []
         metrics = _metrics(function, problems)
         corrected, uncorrected = _memory_errors(function, problems)
         sample = DeviceSample(
             gpu_utilization_ratio=read_number(function, "gpu_busy_percent", factor=_PERCENT_FACTOR),
             memory_utilization_ratio=read_number(function, "mem_busy_percent", factor=_PERCENT_FACTOR),
-            memory_used_bytes=None if used is None else int(used),
-            memory_limit_bytes=None if total is None else int(total),
+            memory_used_bytes=used,
+            memory_limit_bytes=total,
             energy_joules=metrics.energy_joules,
             throttle_reasons=self._throttle_reasons(device.name, metrics),
             ecc_corrected_errors=corrected,
@@ -102,6 +101,26 @@ class AmdSource:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _memory(device: Device, function: Path) -> tuple[int | None, int | None]:
+    """Return the used memory and all of it, in bytes.
+
+    An APU has two kinds: a carve-out ("VRAM") and the host's memory (GTT). Compute uses the host's unless the carve-out
+    is larger (Linux, drivers/gpu/drm/amd/amdgpu/amdgpu_ttm.c, apu_prefer_gtt); KFD then reports TTM's limit, which is
+    the capacity of the device. `mem_info_gtt_total` is another limit, which can be above it.
+    """
+    total = _whole(read_number(function, "mem_info_vram_total"))
+    integrated, capacity = device.attributes.get("integrated"), device.capacity.get("memory")
+    if integrated is not None and integrated.value is True and capacity is not None:
+        of_compute = _native.quantity_value(capacity.value)
+        if of_compute != total:
+            return _whole(read_number(function, "mem_info_gtt_used")), of_compute
+    return (_whole(read_number(function, "mem_info_vram_used")), total) if total else (None, None)
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else int(number)
 
 
 def _metrics(function: Path, problems: list[str]) -> GpuMetrics:
