@@ -5,6 +5,7 @@ Layout after the kernel's ABI documents sysfs-class-net and sysfs-class-infiniba
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dra_simulate.machine import RoleContext
@@ -17,7 +18,7 @@ _UVERBS_BASE = 192
 _ISSM_BASE = 64
 _RDMA_CM_MINOR = 58
 _COUNTERS = ("port_rcv_data", "port_xmit_data", "port_rcv_errors", "port_xmit_discards", "link_downed")
-_MEGABITS_PER_LANE = {10_000: "QDR", 25_000: "EDR", 50_000: "HDR", 100_000: "NDR", 200_000: "XDR"}
+_MEGABITS_PER_LANE = {10_000: "QDR", 14_000: "FDR", 25_000: "EDR", 50_000: "HDR", 100_000: "NDR", 200_000: "XDR"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,41 +33,82 @@ class Interface:
     up: bool = True
     infiniband: bool = False
     bus_device: str | None = None
+    dev_port: int = 0
+    cable: bool = True
+    """False: the interface can be switched on, and has no link."""
+
+    @property
+    def flags(self) -> int:
+        """Its flags: IFF_UP, IFF_BROADCAST and IFF_MULTICAST."""
+        return 0x1003 if self.up else 0x1002
+
+    def path(self, site: RoleContext) -> str:
+        """Return its folder in the tree."""
+        return f"{self._device(site)}/net/{self.name}"
 
     def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the interface below its device and to /sys/class/net."""
-        device = f"{site.path}/{self.bus_device}" if self.bus_device else site.path
-        path = f"{device}/net/{self.name}"
-        tree.files(
+        device, path = self._device(site), self.path(site)
+        has_link = self.up and self.cable
+        add_interface(
+            tree,
             path,
+            self.name,
             {
                 "address": self.mac,
                 "addr_len": self.mac.count(":") + 1,
                 "broadcast": ":".join(["ff"] * (self.mac.count(":") + 1)),
-                "carrier": int(self.up),
-                "operstate": "up" if self.up else "down",
-                "dev_id": "0x0",
-                "dev_port": 0,
-                "duplex": "full",
+                "carrier": int(has_link),
+                "operstate": "up" if has_link else "down",
+                "dev_port": self.dev_port,
                 "ifindex": self.index,
                 "iflink": self.index,
-                "speed": self.speed if self.up else -1,
+                "speed": self.speed if has_link else -1,
                 "type": _ARP_INFINIBAND if self.infiniband else _ARP_ETHERNET,
                 "uevent": f"INTERFACE={self.name}\nIFINDEX={self.index}",
                 "phys_port_name": "p0",
-                **{f"statistics/{way}_{what}": 0 for way in ("rx", "tx") for what in ("bytes", "errors", "dropped")},
             },
+            flags=self.flags,
+            mtu=self.mtu,
         )
-        tree.files(path, {"flags": "0x1003" if self.up else "0x1002", "mtu": self.mtu, "tx_queue_len": 1000}, WRITABLE)
         tree.link(f"{path}/device", device)
-        tree.link(f"{path}/subsystem", "sys/class/net")
-        tree.link(f"sys/class/net/{self.name}", path)
         if self.bus_device:
             tree.file(f"{device}/uevent", "DRIVER=virtio_net\nMODALIAS=virtio:d00000001v00001AF4")
             tree.link(f"{device}/driver", "sys/bus/virtio/drivers/virtio_net")
             tree.link(f"{device}/subsystem", "sys/bus/virtio")
             tree.link(f"sys/bus/virtio/devices/{self.bus_device}", device)
             tree.link(f"sys/bus/virtio/drivers/virtio_net/{self.bus_device}", device)
+
+    def _device(self, site: RoleContext) -> str:
+        return f"{site.path}/{self.bus_device}" if self.bus_device else site.path
+
+
+def add_interface(
+    tree: Tree, path: str, name: str, attributes: Mapping[str, str | int | bytes], *, flags: int, mtu: int
+) -> None:
+    """Add an interface's folder, with what every Ethernet interface has if `attributes` have no other value."""
+    tree.files(
+        path,
+        {
+            "addr_len": 6,
+            "broadcast": "ff:ff:ff:ff:ff:ff",
+            "dev_id": "0x0",
+            "dev_port": 0,
+            "duplex": "full",
+            "type": _ARP_ETHERNET,
+            **{f"statistics/{way}_{what}": 0 for way in ("rx", "tx") for what in ("bytes", "errors", "dropped")},
+            **attributes,
+        },
+    )
+    tree.files(path, {"flags": f"0x{flags:x}", "mtu": mtu, "tx_queue_len": 1000}, WRITABLE)
+    tree.link(f"{path}/subsystem", "sys/class/net")
+    tree.link(f"sys/class/net/{name}", path)
+
+
+def port_guid(node_guid: str, port: int) -> str:
+    """The GUID of a port by its index: that of the node plus the index."""
+    stem, _, last = node_guid.rpartition(":")
+    return f"{stem}:{(int(last, 16) + port) & 0xFFFF:04x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +125,8 @@ class RdmaDevice:
     hca_type: str = "MT4129"
     firmware: str = "28.39.1002"
     ports: int = 1
+    without_cable: frozenset[int] = frozenset()
+    """Numbers of ports that are switched on and have no link."""
     own_protocol: bool = False
     """Neither InfiniBand nor Ethernet, such as AWS EFA and the ports of a Gaudi: no management datagrams."""
 
@@ -119,13 +163,18 @@ class RdmaDevice:
         tree.file("sys/class/misc/rdma_cm/dev", f"{MAJORS['misc']}:{_RDMA_CM_MINOR}")
 
     def _port(self, port: int) -> dict[str, str | int | bytes]:
-        lane = _MEGABITS_PER_LANE.get(self.speed // 4, "EDR")
-        low = self.node_guid.split(":")
+        if port in self.without_cable:
+            state, physical, rate = "1: DOWN", "2: Polling", "10 Gb/sec (4X SDR)"
+        else:
+            state = "4: ACTIVE" if self.active else "1: DOWN"
+            physical = "5: LinkUp" if self.active else "3: Disabled"
+            rate = f"{self.speed // 1000} Gb/sec (4X {_MEGABITS_PER_LANE.get(self.speed // 4, 'EDR')})"
+        low = port_guid(self.node_guid, port - 1).split(":")
         return {
-            "state": "4: ACTIVE" if self.active else "1: DOWN",
-            "phys_state": "5: LinkUp" if self.active else "3: Disabled",
+            "state": state,
+            "phys_state": physical,
             "link_layer": "Unknown" if self.own_protocol else "Ethernet" if self.ethernet else "InfiniBand",
-            "rate": f"{self.speed // 1000} Gb/sec (4X {lane})",
+            "rate": rate,
             "lid": "0x0" if self.ethernet else f"0x{self.number + port:x}",
             "sm_lid": "0x0" if self.ethernet else "0x1",
             "lid_mask_count": 0,
