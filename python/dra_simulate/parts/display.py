@@ -15,7 +15,7 @@ _FIRST_RENDER = 128
 
 DisplayChip = Literal["ast", "mgag200", "hibmc-drm", "bochs-drm"]
 """By the name of the driver in sysfs, which is not always the module's."""
-_CHIPS: dict[DisplayChip, PciId] = {
+CHIPS: dict[DisplayChip, PciId] = {
     "ast": PciId(0x1A03, 0x2000, _VGA, 0x1A03, 0x2000, 0x52),
     "mgag200": PciId(0x102B, 0x0536, _VGA, 0x1028, 0x0600, 0x04),
     # The vendor also makes accelerators (Ascend).
@@ -27,7 +27,7 @@ _CHIPS: dict[DisplayChip, PciId] = {
 def display(address: str, card: int, chip: DisplayChip = "ast") -> Function:
     """A chip that only sets modes: a card node, and no render node."""
     bars = (Bar(16 * _MIB), Bar(256 << 10))
-    return Function(address, _CHIPS[chip], driver=chip, bars=bars, roles=(DrmNodes(card, None),))
+    return Function(address, CHIPS[chip], driver=chip, bars=bars, roles=(DrmNodes(card, None),))
 
 
 def intel_igpu(card: int, *, address: str = "0000:00:02.0") -> Function:
