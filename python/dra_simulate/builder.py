@@ -15,7 +15,18 @@ import msgspec
 from dra_agent.errors import PermanentError
 from dra_agent.host import Host
 from dra_agent.recording import named_recording
-from dra_simulate import kfd, mps, nvidia_smi, nvml, nvml_install, pci, system, tree
+from dra_simulate import (
+    host_network,
+    kfd,
+    mps,
+    nvidia_smi,
+    nvml,
+    nvml_install,
+    pci,
+    proc_net,
+    system,
+    tree,
+)
 from dra_simulate.machine import Function, Machine
 from dra_simulate.profiles import load_profile
 from dra_simulate.recording import build_recording
@@ -134,8 +145,10 @@ def plan(
     planned = Tree()
     for folder in _FOLDERS:
         planned.directory(folder)
-    for part in (system, pci, drm, nvidia):
+    for part in (system, pci, drm, nvidia, host_network, proc_net):
         part.plan(machine, planned)
+    for role in machine.platform:
+        role.plan(machine, planned)
     kfd.plan(machine, topology or kfd.arrivals(machine, kfd.KfdState()), planned)
     nvidia.plan_capabilities(machine, access, planned)
     return planned

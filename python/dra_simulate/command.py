@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,10 @@ MAX_NUMBER = (1 << 31) - 1
 """Numbers of NVML and of the kernel have 32 bits."""
 _EXAMPLES = {
     "profiles": (("-o wide", "with the source of each description"),),
-    "build": (("dgx-h100 ./host", "a DGX H100 below ./host"),),
+    "build": (
+        ("dgx-h100 ./host", "a DGX H100 below ./host"),
+        ("dgx-h100-untidy ./host", "the same with a bond, a GPU on another driver, a port without a cable, ..."),
+    ),
     "unplug": (("./host 0000:1b:00.0", "unplug a GPU while an agent runs on the host"),),
     "replug": (("./host 0000:1b:00.0", "plug it in again"),),
     "xid": (("./host 0 79", "the first NVIDIA GPU fell off the bus"),),
@@ -54,7 +58,8 @@ def add_arguments(parser: Parser) -> None:
     build.add_argument(
         "profile",
         metavar="PROFILE",
-        help="the machine; `simulate profiles` lists them; or the directory of a recording",
+        help="the machine: `simulate profiles` lists them, and NAME-untidy is one as people run it; or the directory of"
+        " a recording",
     )
     build.add_argument("root", metavar="ROOT", type=Path, help="the directory")
 
@@ -365,13 +370,15 @@ def _list(output: str) -> int:
     from dra_agent.cli.output import emit
     from dra_agent.cli.table import table
     from dra_simulate import profiles
-    from dra_simulate.profiles import load_profile
+    from dra_simulate.profiles import SUFFIX, load_profile
 
     machines = [load_profile(name) for name in profiles()]
     columns = ("profile", "machine", "source")
     rows = [(machine.name, machine.description, machine.source) for machine in machines]
     if output == "table":
         table(columns, rows, optional=("source",), prose=("machine",))
+        # Not among the rows, which scripts read.
+        print(f"each has a sibling as people run it: {machines[0].name}{SUFFIX}, ...", file=sys.stderr)
     else:
-        emit([dict(zip(columns, row, strict=True)) for row in rows], output)
+        emit([{**dict(zip(columns, row, strict=True)), "untidy": f"{row[0]}{SUFFIX}"} for row in rows], output)
     return 0

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dra_simulate.tree import Tree
+
+if TYPE_CHECKING:
+    from dra_simulate.host_network import HostNetwork
 
 R = TypeVar("R")
 
@@ -70,6 +73,13 @@ class Role(Protocol):
 
     def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the role's files, links and device nodes to the tree."""
+
+
+class PlatformRole(Protocol):
+    """The result of a driver's probe of a platform device: the GPU of a Tegra, the control node of a driver."""
+
+    def plan(self, machine: Machine, tree: Tree) -> None:
+        """Add its files, links and device nodes to the tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +159,10 @@ class Machine:
     modules: Mapping[str, str] = field(default_factory=dict)
     """Versions of kernel modules: {"nvidia": "570.124.06"}."""
     nvidia: NvidiaDriver | None = None
+    network: HostNetwork | None = None
+    """Virtual interfaces, addresses and routes; None: /proc/net has no files."""
+    platform: tuple[PlatformRole, ...] = ()
+    """What drivers made of devices that are not PCI functions."""
     source: str = ""
     """The source of the layout: a recording of a real host, or a public table; every profile has one."""
 

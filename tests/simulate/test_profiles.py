@@ -26,9 +26,14 @@ def test_the_list_of_profiles_shows_sources(capsys: pytest.CaptureFixture[str]) 
     assert main(["simulate", "profiles", "-o", "json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     machines = [load_profile(name) for name in profiles()]
-    assert listed == [{"profile": one.name, "machine": one.description, "source": one.source} for one in machines]
+    assert listed == [
+        {"profile": one.name, "machine": one.description, "source": one.source, "untidy": f"{one.name}-untidy"}
+        for one in machines
+    ]
     assert main(["simulate", "profiles"]) == 0
-    heading, *rows = capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr()
+    assert "dgx-h100-untidy" in shown.err
+    heading, *rows = shown.out.splitlines()
     assert heading.split() == ["PROFILE", "MACHINE", "SOURCE"]
     assert [row.endswith(one.source) for row, one in zip(rows, machines, strict=True)] == [True] * len(machines)
 

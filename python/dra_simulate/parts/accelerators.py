@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dra_simulate.machine import Bar, Function, LinkState, PciId
+from dra_simulate.machine import Bar, Function, LinkState, PciId, Sriov
 from dra_simulate.parts.bridges import guid
 from dra_simulate.roles.drm import AccelNodes, DrmNodes
 from dra_simulate.roles.network import RdmaDevice
@@ -133,4 +133,48 @@ def gaudi3(address: str, number: int, *, machine: str) -> Function:
             "pci_addr": address,
             "module_id": number,
         },
+    )
+
+
+def xdna(address: str, number: int) -> Function:
+    """The NPU of a Strix Halo under amdxdna: class 1180, signal processing, and a node as accelerators have."""
+    return Function(
+        address,
+        PciId(0x1022, 0x17F0, 0x118000, 0x1022, 0x17F0, 0x11),
+        driver="amdxdna",
+        bars=(Bar(512 << 10, prefetchable=True),),
+        roles=(AccelNodes(number),),
+        attributes={"device_type": 0, "vbnv": "RyzenAI-npu5"},
+    )
+
+
+def coral(address: str, number: int) -> Function:
+    """A Coral Edge TPU under gasket's apex; the kernel corrects its class to that of a system peripheral."""
+    return Function(
+        address,
+        PciId(0x1AC1, 0x089A, 0x088000, 0x1AC1, 0x089A),
+        driver="apex",
+        link=LinkState(2, 1),
+        bars=(Bar(16 << 10, prefetchable=True), Bar(1 * _MIB, prefetchable=True)),
+        roles=(VendorNode(f"apex/apex_{number}", "apex", number, in_class="apex"),),
+    )
+
+
+def qat(address: str, *, virtual: int = 0) -> Function:
+    """A QuickAssist 4xxx, which the kernel uses: one control node for all, and nothing of a single device.
+
+    `virtual` functions have no driver.
+    """
+    stem = address.rpartition(".")[0]
+    functions = tuple(
+        Function(f"{stem}.{number}", PciId(0x8086, 0x4941, 0x0B4000, 0x8086, 0x0000, 0x40))
+        for number in range(1, virtual + 1)
+    )
+    return Function(
+        address,
+        PciId(0x8086, 0x4940, 0x0B4000, 0x8086, 0x0000, 0x40),
+        driver="4xxx",
+        bars=(Bar(256 << 10, prefetchable=True), Bar(4 * _MIB, prefetchable=True)),
+        roles=(VirtualDevice("qat_adf_ctl", "qat_adf_ctl", "qat_adf_ctl", 0),),
+        sriov=Sriov(16, 0x4941, functions=functions),
     )

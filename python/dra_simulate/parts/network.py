@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dra_simulate.machine import Bar, Function, LinkState, PciId, Sriov
 from dra_simulate.parts.bridges import guid, mac
 from dra_simulate.roles.network import Interface, RdmaDevice, port_guid
@@ -158,6 +160,20 @@ def connectx6dx(
         roles=_ethernet(number, name, index, machine, speed, "MT4125"),
         sriov=Sriov(total, 0x101E, functions=functions),
     )
+
+
+def roce_lag(slot: str, number: int, names: tuple[str, str], index: int, *, machine: str) -> tuple[Function, Function]:
+    """The two ports of a ConnectX-6 Dx in a bond: one RDMA device, at the first function, has both."""
+    first, second = (
+        connectx6dx(f"{slot}.{which}", number, name, index + which, machine=machine) for which, name in enumerate(names)
+    )
+    bonded = tuple(
+        replace(role, name=f"mlx5_bond_{number}") if isinstance(role, RdmaDevice) else role for role in first.roles
+    )
+    interfaces = tuple(
+        replace(role, mac=mac(machine, index + 1)) for role in second.roles if isinstance(role, Interface)
+    )
+    return replace(first, roles=bonded), replace(second, roles=interfaces)
 
 
 def bluefield3(slot: str, number: int, index: int, *, machine: str) -> tuple[Function, ...]:

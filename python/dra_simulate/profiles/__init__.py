@@ -7,6 +7,8 @@ from importlib import import_module
 from dra_agent.errors import UsageError
 from dra_simulate.machine import Machine
 
+SUFFIX = "-untidy"
+"""Names the untidy sibling of a profile (dra_simulate.untidy)."""
 MODULES = {
     "dgx-h100": "dgx_h100",
     "hgx-h200": "hgx_h200",
@@ -48,18 +50,25 @@ MODULES = {
 
 
 def profiles() -> list[str]:
-    """Names of all profiles."""
+    """Names of all profiles, without their untidy siblings."""
     return list(MODULES)
 
 
 def load_profile(name: str) -> Machine:
-    """The machine of that name; UsageError names the known ones, and the nearest."""
-    if name not in MODULES:
+    """The machine of that name, or its untidy sibling; UsageError names the known ones, and the nearest."""
+    ideal = name.removesuffix(SUFFIX)
+    if ideal not in MODULES:
         import difflib
 
-        near = difflib.get_close_matches(name, MODULES, 1)
+        known = list(MODULES) if ideal == name else [f"{one}{SUFFIX}" for one in MODULES]
+        near = difflib.get_close_matches(name, known, 1)
         raise UsageError(
-            f"unknown profile {name!r}; known: {', '.join(MODULES)}", hint=f"did you mean {near[0]}?" if near else None
+            f"unknown profile {name!r}; known: {', '.join(MODULES)}, and each with {SUFFIX}",
+            hint=f"did you mean {near[0]}?" if near else None,
         )
-    machine: Machine = import_module(f"{__name__}.{MODULES[name]}").machine()
-    return machine
+    machine: Machine = import_module(f"{__name__}.{MODULES[ideal]}").machine()
+    if ideal == name:
+        return machine
+    from dra_simulate.untidy import untidy
+
+    return untidy(machine)

@@ -5,6 +5,7 @@ Layout after the kernel's ABI documents sysfs-class-net and sysfs-class-infiniba
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dra_simulate.machine import RoleContext
@@ -36,41 +37,72 @@ class Interface:
     cable: bool = True
     """False: the interface can be switched on, and has no link."""
 
+    @property
+    def flags(self) -> int:
+        """Its flags: IFF_UP, IFF_BROADCAST and IFF_MULTICAST."""
+        return 0x1003 if self.up else 0x1002
+
+    def path(self, site: RoleContext) -> str:
+        """Return its folder in the tree."""
+        return f"{self._device(site)}/net/{self.name}"
+
     def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the interface below its device and to /sys/class/net."""
+        device, path = self._device(site), self.path(site)
         has_link = self.up and self.cable
-        device = f"{site.path}/{self.bus_device}" if self.bus_device else site.path
-        path = f"{device}/net/{self.name}"
-        tree.files(
+        add_interface(
+            tree,
             path,
+            self.name,
             {
                 "address": self.mac,
                 "addr_len": self.mac.count(":") + 1,
                 "broadcast": ":".join(["ff"] * (self.mac.count(":") + 1)),
                 "carrier": int(has_link),
                 "operstate": "up" if has_link else "down",
-                "dev_id": "0x0",
                 "dev_port": self.dev_port,
-                "duplex": "full",
                 "ifindex": self.index,
                 "iflink": self.index,
                 "speed": self.speed if has_link else -1,
                 "type": _ARP_INFINIBAND if self.infiniband else _ARP_ETHERNET,
                 "uevent": f"INTERFACE={self.name}\nIFINDEX={self.index}",
                 "phys_port_name": "p0",
-                **{f"statistics/{way}_{what}": 0 for way in ("rx", "tx") for what in ("bytes", "errors", "dropped")},
             },
+            flags=self.flags,
+            mtu=self.mtu,
         )
-        tree.files(path, {"flags": "0x1003" if self.up else "0x1002", "mtu": self.mtu, "tx_queue_len": 1000}, WRITABLE)
         tree.link(f"{path}/device", device)
-        tree.link(f"{path}/subsystem", "sys/class/net")
-        tree.link(f"sys/class/net/{self.name}", path)
         if self.bus_device:
             tree.file(f"{device}/uevent", "DRIVER=virtio_net\nMODALIAS=virtio:d00000001v00001AF4")
             tree.link(f"{device}/driver", "sys/bus/virtio/drivers/virtio_net")
             tree.link(f"{device}/subsystem", "sys/bus/virtio")
             tree.link(f"sys/bus/virtio/devices/{self.bus_device}", device)
             tree.link(f"sys/bus/virtio/drivers/virtio_net/{self.bus_device}", device)
+
+    def _device(self, site: RoleContext) -> str:
+        return f"{site.path}/{self.bus_device}" if self.bus_device else site.path
+
+
+def add_interface(
+    tree: Tree, path: str, name: str, attributes: Mapping[str, str | int | bytes], *, flags: int, mtu: int
+) -> None:
+    """Add an interface's folder, with what every Ethernet interface has if `attributes` have no other value."""
+    tree.files(
+        path,
+        {
+            "addr_len": 6,
+            "broadcast": "ff:ff:ff:ff:ff:ff",
+            "dev_id": "0x0",
+            "dev_port": 0,
+            "duplex": "full",
+            "type": _ARP_ETHERNET,
+            **{f"statistics/{way}_{what}": 0 for way in ("rx", "tx") for what in ("bytes", "errors", "dropped")},
+            **attributes,
+        },
+    )
+    tree.files(path, {"flags": f"0x{flags:x}", "mtu": mtu, "tx_queue_len": 1000}, WRITABLE)
+    tree.link(f"{path}/subsystem", "sys/class/net")
+    tree.link(f"sys/class/net/{name}", path)
 
 
 def port_guid(node_guid: str, port: int) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dra_simulate.machine import RoleContext
 from dra_simulate.system import MAJORS
-from dra_simulate.tree import Tree
+from dra_simulate.tree import WRITABLE, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +96,68 @@ class VfioDevice:
         tree.node(f"dev/vfio/devices/{name}", major, self.number, 0o600)
         group = site.machine.iommu_groups[site.function.address]
         tree.node(f"dev/vfio/{group}", major, 128 + group, 0o600)
+
+
+@dataclass(frozen=True, slots=True)
+class NoIommuVfioDevice:
+    """A function bound to vfio-pci without an IOMMU (vfio's enable_unsafe_noiommu_mode).
+
+    vfio makes a group of its own, whose node has another name, and no node for iommufd (vfio_noiommu_group_alloc).
+    """
+
+    number: int
+    """Of the group, and of the device."""
+
+    def plan(self, site: RoleContext, tree: Tree) -> None:
+        """Add the group and its node."""
+        group = f"sys/kernel/iommu_groups/{self.number}"
+        tree.file(f"{group}/name", "vfio-noiommu")
+        tree.link(f"{group}/devices/{site.function.address}", site.path)
+        tree.link(f"{site.path}/iommu_group", group)
+        tree.file("sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "Y", WRITABLE)
+        tree.directory(f"{site.path}/vfio-dev/vfio{self.number}")
+        tree.node(f"dev/vfio/noiommu-{self.number}", MAJORS["vfio"], 128 + self.number, 0o600)
+
+
+@dataclass(frozen=True, slots=True)
+class UioDevice:
+    """A function that a driver in user space has: its node, and the files by which DPDK finds it."""
+
+    number: int
+    driver: str
+    """The kernel's side: "uio_pci_generic", "igb_uio"."""
+
+    def plan(self, site: RoleContext, tree: Tree) -> None:
+        """Add the node (drivers/uio/uio.c)."""
+        name, major = f"uio{self.number}", MAJORS["uio"]
+        path = f"{site.path}/uio/{name}"
+        uevent = f"MAJOR={major}\nMINOR={self.number}\nDEVNAME={name}"
+        version = {"uio_pci_generic": "0.01.0"}.get(self.driver, "0.1")
+        tree.files(
+            path,
+            {"name": self.driver, "version": version, "event": 0, "dev": f"{major}:{self.number}", "uevent": uevent},
+        )
+        tree.link(f"{path}/device", site.path)
+        tree.link(f"{path}/subsystem", "sys/class/uio")
+        tree.link(f"sys/class/uio/{name}", path)
+        tree.link(f"sys/dev/char/{major}:{self.number}", path)
+        tree.node(f"dev/{name}", major, self.number, 0o600)
+
+
+@dataclass(frozen=True, slots=True)
+class VgpuFunction:
+    """A virtual function on a vGPU host: NVIDIA's driver has it, for a virtual machine.
+
+    Layout of vGPU 17 and later on Linux 6.8 and later, which have no mediated devices.
+    """
+
+    vgpu_type: int = 0
+    """Number of the type that is configured; 0: none."""
+
+    def plan(self, site: RoleContext, tree: Tree) -> None:
+        """Add the driver's folder."""
+        tree.files(
+            f"{site.path}/nvidia",
+            {"creatable_vgpu_types": "" if self.vgpu_type else "ID    : vGPU Name", "gpu_instance_id": 0},
+        )
+        tree.files(f"{site.path}/nvidia", {"current_vgpu_type": self.vgpu_type, "vgpu_params": ""}, WRITABLE)

@@ -1,0 +1,90 @@
+"""What must hold for the inventory of every host, however its devices and its network are set up.
+
+The answers here come from the description of the host, not from the agent's own rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from dra_agent.inventory.model import SHARED_ROLES, Inventory
+from dra_simulate.host_network import HostNetwork
+from dra_simulate.machine import Function
+from dra_simulate.parts.held import DISPLAY, RESERVING, USER_SPACE
+from dra_simulate.roles.drm import AccelNodes
+from dra_simulate.roles.network import Interface
+from dra_simulate.roles.vendor import VendorNode, VirtualDevice
+
+_CLASSES = (0x02, 0x03, 0x12)
+"""Network, display, processing accelerator; FPGA cards have the last one."""
+_COPROCESSOR = 0x0B40
+_ACCELERATOR_CLASSES = ("apex", "neuron_device")
+_ADDRESS_IN_NAME = re.compile(r"-([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])\b")
+
+
+def is_relevant(function: Function) -> bool:
+    """True if an operator expects to read of this function: by its class, or because an accelerator's node exists."""
+    return (
+        function.id.class_code >> 16 in _CLASSES
+        or function.id.class_code >> 8 == _COPROCESSOR
+        or any(
+            isinstance(role, AccelNodes)
+            or (isinstance(role, VendorNode | VirtualDevice) and role.in_class in _ACCELERATOR_CLASSES)
+            for role in function.roles
+        )
+    )
+
+
+def unexplained(functions: Iterable[Function], inventory: Inventory) -> list[str]:
+    """Return addresses of relevant functions that are neither published nor excluded."""
+    known = {device.pci_address for device in inventory.devices}
+    for one in inventory.excluded:
+        known |= {f"{domain}:{bus}:{slot}.{number}" for domain, bus, slot, number in _ADDRESS_IN_NAME.findall(one.name)}
+    return [one.address for one in functions if is_relevant(one) and one.address not in known]
+
+
+def useless(functions: Iterable[Function], inventory: Inventory) -> list[str]:
+    """Return published devices with which a container gets nothing that computes or communicates.
+
+    Such a device has no node of its own (a card node alone sets modes), no interface and no RDMA, or its nodes belong
+    to a driver without a compute interface.
+    """
+    held = {one.address for one in functions if one.driver in (*RESERVING, *DISPLAY, *USER_SPACE)}
+    return [
+        device.name
+        for device in inventory.devices
+        if device.pci_address in held
+        or (
+            all(node.role in (*SHARED_ROLES, "card") for node in device.nodes)
+            and not {"ifname", "rdma"} & device.identity.keys()
+        )
+    ]
+
+
+def uses(network: HostNetwork) -> dict[str, str]:
+    """Return by interface why the host needs it: a master, an interface stacked on it, a default or gateway route.
+
+    An address and the route to its own network alone do not count.
+    """
+    found: dict[str, str] = {}
+    for one in network.interfaces:
+        found |= dict.fromkeys(one.ports, f"port of {one.name}")
+        if one.parent:
+            found[one.parent] = f"carries {one.name}"
+    for route in network.routes:
+        if route.gateway is not None or route.destination in ("0.0.0.0/0", "::/0"):
+            found.setdefault(route.interface, f"route to {route.destination}")
+    return found
+
+
+def taken_from_host(functions: Iterable[Function], network: HostNetwork, inventory: Inventory) -> list[str]:
+    """Return published devices with an interface that the host needs."""
+    needed = uses(network)
+    why = {
+        function.address: f"{role.name}: {needed[role.name]}"
+        for function in functions
+        for role in function.roles
+        if isinstance(role, Interface) and role.name in needed
+    }
+    return [f"{device.name} ({why[device.pci_address]})" for device in inventory.devices if device.pci_address in why]
