@@ -73,8 +73,14 @@ def test_the_default_file_is_read_unless_another_is_named(
 
 def test_an_invalid_host_name_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "my_host")
-    with pytest.raises(UsageError, match=r"the host's name: 'my_host' is not .*; choose another with --node-name"):
-        configure()
+    message = r"the host's name: 'my_host' is not .*; choose another with --node-name"
+    config = configure()
+    with pytest.raises(ConfigError, match=message):
+        _ = config.node
+    assert config.host_label == "my_host"
+    with pytest.raises(ConfigError, match=message):
+        load(argparse.Namespace(), {}, needs_node=True)
+    assert configure("--node-name", "node-1").node == "node-1"
 
 
 @pytest.mark.parametrize("name", sorted(HELP))
