@@ -83,6 +83,26 @@ def test_an_invalid_host_name_is_reported_as_such(monkeypatch: pytest.MonkeyPatc
     assert configure("--node-name", "node-1").node == "node-1"
 
 
+def test_paths_are_of_the_directory_in_which_they_were_given(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Commands in other directories compare them with their own, and records of the host name them.
+    monkeypatch.chdir(tmp_path)
+    file.write_text('kubeconfig = "./kubeconfig"\n[reclaim]\nfile = "notice"\n')
+    config = configure(
+        *("--config", "config.toml", "--state-dir", "./state", "--sysfs-root", "../dgx/sys", "--dev-root", "/dev"),
+        variables={"DRA_AGENT_CDI_DIR": "cdi"},
+    )
+    assert (config.state_dir, config.cdi_dir, config.kubeconfig, config.reclaim.file, config.dev_root) == (
+        *(tmp_path / name for name in ("state", "cdi", "kubeconfig", "notice")),
+        Path("/dev"),
+    )
+    assert config.sysfs_root == tmp_path / "../dgx/sys"
+    assert config.net_root is None
+    assert configure("--state-dir", "state", "--simulate", "a30").cdi_dir == tmp_path / "state/cdi"
+    assert configure(variables={"XDG_STATE_HOME": "data", "DRA_AGENT_SIMULATE": "a30"}).state_dir.is_absolute()
+
+
 @pytest.mark.parametrize("name", sorted(HELP))
 def test_every_flag_is_also_a_variable_and_a_key(name: str, file: Path) -> None:
     values = {

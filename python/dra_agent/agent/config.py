@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -39,6 +39,8 @@ class ClaimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prepare_ahead_timeout: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 300.0
     """Seconds from the allocation within which a claim is prepared ahead; afterwards the scheduler chooses again."""
 
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 PREFIX = "DRA_AGENT_"
 SIMULATED_CDI = "cdi"
@@ -313,11 +315,24 @@ def load(
         file.check_rules(config.driver_name)
     if problems:
         raise ConfigError(sorted(problems, key=lambda one: (one.line is None, one.line or 0)))
+    config = _with_absolute_paths(config)
     if file is None:
         return LoadedConfig(config, origins, None, {}, ())
     places = {key: file.place(key) for key in file.set_keys}
     lines = {key: origin if line is None else f"{origin}:{line}" for key, (origin, line) in places.items()}
     return LoadedConfig(config, origins, file.path, lines, tuple(file.ignored))
+
+
+def _with_absolute_paths(values: _Struct) -> _Struct:
+    """Resolve paths against the working directory: other processes of the agent, and its records, have another one."""
+    changes: dict[str, Any] = {}
+    for field in msgspec.structs.fields(values):
+        value = getattr(values, field.name)
+        if isinstance(value, msgspec.Struct):
+            changes[field.name] = _with_absolute_paths(value)
+        elif isinstance(value, Path):
+            changes[field.name] = value.absolute()
+    return msgspec.structs.replace(values, **changes)
 
 
 def _check_for_start(config: Config, check: Callable[[str, Callable[[str], object]], None]) -> None:
