@@ -14,5 +14,6 @@ DRIVER = VendorDriver(
         ),
     ),
     version=VersionFile("nvidia", "driver/nvidia/version", "reload the nvidia module"),
+    link_command=("nvidia-ctk", "system", "create-dev-char-symlinks", "--create-all"),
     node_hints={"": "run `nvidia-modprobe -u -c 0` (also at boot), or start nvidia-persistenced"},
 )
