@@ -143,6 +143,15 @@ def test_nodes_that_are_plain_files_are_found_by_their_links(
     assert "/dev/nvidia2" in warning.message and "char/MAJOR:MINOR" in warning.hint
 
 
+def test_absolute_links_lead_into_the_hosts_own_dev(scanned: Scanned, host: Host) -> None:
+    # NVIDIA's tool writes absolute ones, and an agent in a container may see the host's /dev elsewhere.
+    for path in of_nvidia(host):
+        target = f"/dev/{os.path.relpath(path.resolve(), host.dev)}"
+        path.unlink()
+        path.symlink_to(target)
+    assert [one.severity for one in found(scanned())] == [Severity.OK]
+
+
 def test_a_link_to_another_device_is_none(scanned: Scanned, host: Host) -> None:
     # A driver that was reloaded may have another number, and the links of the earlier one remain.
     for path in of_nvidia(host):

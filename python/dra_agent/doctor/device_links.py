@@ -17,6 +17,7 @@ from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, ok, warning
 from dra_agent.doctor.runtimes import without_device_links
 from dra_agent.doctor.vendor_driver import driver_of
+from dra_agent.host import Host
 from dra_agent.inventory.model import Device, DeviceNode
 
 _SHOWN = 3
@@ -29,7 +30,7 @@ def check_device_links(context: CheckContext) -> Iterator[Finding]:
     if inventory is None or not folder.is_dir():
         return
     nodes = {node.path: (node, device) for device in inventory.devices for node in device.nodes}
-    linked = _Links(folder)
+    linked = _Links(context.host)
     missing = [(node, device) for node, device in nodes.values() if not linked.has(Path(node.host_path))]
     if not missing:
         if nodes:
@@ -49,10 +50,10 @@ def check_device_links(context: CheckContext) -> Iterator[Finding]:
 
 
 class _Links:
-    """The links of a folder."""
+    """The links of a host."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, host: Host) -> None:
+        self._host = host
         self._files: set[tuple[int, int]] | None = None
 
     def has(self, path: Path) -> bool:
@@ -64,17 +65,23 @@ class _Links:
         if not stat.S_ISCHR(status.st_mode):
             # Simulated hosts have plain files where they may not make device nodes; these have no number.
             return (status.st_dev, status.st_ino) in self._targets()
-        try:
-            found = (self._folder / _number(status)).stat()
-        except OSError:
-            return False
-        return stat.S_ISCHR(found.st_mode) and found.st_rdev == status.st_rdev
+        found = self._target(_number(status))
+        return found is not None and stat.S_ISCHR(found.st_mode) and found.st_rdev == status.st_rdev
 
     def _targets(self) -> set[tuple[int, int]]:
         if self._files is None:
-            found = (entry.stat() for entry in os.scandir(self._folder) if os.path.exists(entry.path))  # noqa: PTH110
-            self._files = {(status.st_dev, status.st_ino) for status in found}
+            found = (self._target(entry.name) for entry in (self._host.dev / "char").iterdir())
+            self._files = {(status.st_dev, status.st_ino) for status in found if status is not None}
         return self._files
+
+    def _target(self, name: str) -> os.stat_result | None:
+        """Return what a link leads to; an absolute one stays below the host's /dev, wherever the agent sees that."""
+        link = self._host.dev / "char" / name
+        try:
+            target = str(link.readlink())
+            return (self._host.dev_path(target) if target.startswith("/dev/") else link).stat()
+        except OSError:
+            return None
 
 
 def _number(status: os.stat_result) -> str:
