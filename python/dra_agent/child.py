@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dra_agent.command import CompletedCommand, HostCommand
+from dra_agent.command import CompletedCommand, HostCommand, inherited_environment
 
 WORKING_DIRECTORY = "/"
 _OPTIONS = ("-P", "-s", "-m")
@@ -33,8 +33,9 @@ def command(module: str, *arguments: str) -> list[str]:
 
 def environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment of a child: the agent's without the interpreter's variables, plus `added`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return {**kept, **(added or {}), "PYTHONPATH": _import_path()}
+    inherited = inherited_environment(added)
+    kept = {name: value for name, value in inherited.items() if name in (added or ()) or not name.startswith("PYTHON")}
+    return {**kept, "PYTHONPATH": _import_path()}
 
 
 def script(module: str, *arguments: str) -> str:

@@ -6,6 +6,7 @@ A vendor's tool can hang within its driver, where even SIGKILL does not end it: 
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -24,6 +25,30 @@ BACKOFF_S = 30.0
 MAX_OUTPUT_BYTES = 16 << 20
 """Of one program, output and errors together; facts about ten thousand links are 2 MiB."""
 _CHUNK_BYTES = 64 << 10
+
+
+_SEARCH_PATHS = frozenset({"LD_LIBRARY_PATH", "PATH"})
+_PRELOADED = "LD_PRELOAD"
+
+
+def inherited_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the agent's variables, plus `added`, for a process that starts in another directory.
+
+    Directories that are relative to the user's stay the same ones. An empty entry of a search path, which means
+    whichever directory the process is in, is removed.
+    """
+    variables = {**os.environ, **(added or {})}
+    for name in _SEARCH_PATHS & variables.keys():
+        variables[name] = os.pathsep.join(_absolute(entry) for entry in variables[name].split(os.pathsep) if entry)
+    if _PRELOADED in variables:
+        # ld.so(8): separated by spaces or colons; a name without a slash is looked up in the search path.
+        entries = filter(None, re.split("[ :]", variables[_PRELOADED]))
+        variables[_PRELOADED] = ":".join(_absolute(entry) if "/" in entry else entry for entry in entries)
+    return variables
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute())
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +78,7 @@ class HostCommand:
         self.path = path
         self._deadline = deadline
         self._hint = hint
-        self._environment = {**os.environ, **environment} if environment else None
+        self._environment = inherited_environment(environment)
         self._hung_at: float | None = None
         self._lock = threading.Lock()
 

@@ -216,6 +216,8 @@ class NvidiaDriver:
     open_kernel_modules: bool = True
     profiles_need_mig: bool = False
     """True if it returns the versioned form of MIG profiles only while MIG mode is on."""
+    has_links: bool = True
+    """Whether NVIDIA's container toolkit has linked the nodes in /dev/char: the driver reports none of them to udev."""
     id_seed: int = 0
     """Determines the numbers of MIG instances; with 0, those of compute instances count from 0."""
 

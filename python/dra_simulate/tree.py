@@ -77,9 +77,11 @@ class Tree:
         """Plan a link to another path of the tree; it is written relative, as sysfs does."""
         self.entries[path] = Link(relative(path, target))
 
-    def node(self, path: str, major: int, minor: int, mode: int = 0o666) -> None:
-        """Plan a character device node."""
+    def node(self, path: str, major: int, minor: int, mode: int = 0o666, *, linked: bool = True) -> None:
+        """Plan a character device node, and its link in dev/char, which udev makes if the kernel reports the device."""
         self.entries[path] = Node(major, minor, mode)
+        if linked:
+            self.link(f"dev/char/{major}:{minor}", path)
 
     def directory(self, path: str) -> None:
         """Plan a directory."""

@@ -73,8 +73,34 @@ def test_the_default_file_is_read_unless_another_is_named(
 
 def test_an_invalid_host_name_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "my_host")
-    with pytest.raises(UsageError, match=r"the host's name: 'my_host' is not .*; choose another with --node-name"):
-        configure()
+    message = r"the host's name: 'my_host' is not .*; choose another with --node-name"
+    config = configure()
+    with pytest.raises(ConfigError, match=message):
+        _ = config.node
+    assert config.host_label == "my_host"
+    with pytest.raises(ConfigError, match=message):
+        load(argparse.Namespace(), {}, needs_node=True)
+    assert configure("--node-name", "node-1").node == "node-1"
+
+
+def test_paths_are_of_the_directory_in_which_they_were_given(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Commands in other directories compare them with their own, and records of the host name them.
+    monkeypatch.chdir(tmp_path)
+    file.write_text('kubeconfig = "./kubeconfig"\n[reclaim]\nfile = "notice"\n')
+    config = configure(
+        *("--config", "config.toml", "--state-dir", "./state", "--sysfs-root", "../dgx/sys", "--dev-root", "/dev"),
+        variables={"DRA_AGENT_CDI_DIR": "cdi"},
+    )
+    assert (config.state_dir, config.cdi_dir, config.kubeconfig, config.reclaim.file, config.dev_root) == (
+        *(tmp_path / name for name in ("state", "cdi", "kubeconfig", "notice")),
+        Path("/dev"),
+    )
+    assert config.sysfs_root == tmp_path / "../dgx/sys"
+    assert config.net_root is None
+    assert configure("--state-dir", "state", "--simulate", "a30").cdi_dir == tmp_path / "state/cdi"
+    assert configure(variables={"XDG_STATE_HOME": "data", "DRA_AGENT_SIMULATE": "a30"}).state_dir.is_absolute()
 
 
 @pytest.mark.parametrize("name", sorted(HELP))

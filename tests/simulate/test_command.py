@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -82,3 +83,19 @@ def test_wrong_wishes_get_one_message_and_change_nothing(
     assert message in error
     assert "Traceback" not in error
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_library_of_a_host_is_found_by_a_relative_search_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("sim", "sim/"):
+        assert main(["simulate", "build", "vm-1gpu", name]) == 0
+    monkeypatch.setenv("LD_LIBRARY_PATH", "./sim/lib")
+    capsys.readouterr()
+    roots = ["--sysfs-root", "./sim/sys", "--dev-root", "sim/dev", "--state-dir", "state"]
+    assert main(["devices", *roots, "-o", "json"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    gpu = next(device for device in json.loads(printed.out)["devices"] if device["family"] == "gpu")
+    assert "memory" in gpu["capacity"], "only NVML knows it"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from dra_agent import child
+from dra_agent.command import HostCommand
 from eventually import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,3 +49,36 @@ def test_a_child_imports_nothing_from_its_current_directory(tmp_path: Path) -> N
         timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr
+
+
+SEARCH_PATHS = {
+    "LD_LIBRARY_PATH": ("./dgx/lib:/opt/lib::../lib", "{here}/dgx/lib:/opt/lib:{here}/../lib"),
+    "PATH": (f"bin:{os.environ['PATH']}", f"{{here}}/bin:{os.environ['PATH']}"),
+}
+"""Variables as a user sets them, and as a process in another directory needs them; empty entries name no directory."""
+
+
+@pytest.mark.parametrize("variable", SEARCH_PATHS)
+@pytest.mark.parametrize("starts", ["module", "tool"])
+def test_a_child_searches_the_directories_that_its_caller_named(
+    variable: str, starts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, expected = SEARCH_PATHS[variable]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(variable, given)
+    expected = expected.format(here=tmp_path)
+    if starts == "module":
+        assert child.environment()[variable] == expected
+        assert child.environment({variable: "./own"})[variable] == f"{tmp_path}/own"
+        return
+    printed = HostCommand(Path("/usr/bin/env"), DEADLINE_S).run([]).output.decode()
+    assert f"{variable}={expected}\n" in printed
+    printed = HostCommand(Path("/usr/bin/env"), DEADLINE_S, environment={"X": "1"}).run([]).output.decode()
+    assert f"{variable}={expected}\n" in printed
+
+
+def test_a_preloaded_library_is_the_one_that_the_caller_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # A name without a slash is looked up in the search path.
+    monkeypatch.setenv("LD_PRELOAD", "./a.so libb.so:/c.so")
+    assert child.environment()["LD_PRELOAD"] == f"{tmp_path}/a.so:libb.so:/c.so"

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -39,6 +39,8 @@ class ClaimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prepare_ahead_timeout: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 300.0
     """Seconds from the allocation within which a claim is prepared ahead; afterwards the scheduler chooses again."""
 
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 PREFIX = "DRA_AGENT_"
 SIMULATED_CDI = "cdi"
@@ -103,8 +105,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def node(self) -> str:
-        """The name of this node: pools are named after it."""
+        """The name of this node: pools are named after it. Raises ConfigError if the host's name cannot be one."""
+        if (problem := self.node_problem) is not None:
+            raise ConfigError([problem])
         return self.node_name or socket.gethostname().lower()
+
+    @property
+    def node_problem(self) -> ConfigProblem | None:
+        """Why this host has no name for its node: none is configured, and the host's own cannot be one."""
+        return None if self.node_name else _host_name_problem(socket.gethostname().lower())
+
+    @property
+    def host_label(self) -> str:
+        """The host in titles: the name of its node, or the host's own; without one "(none)", as the kernel has it."""
+        return self.node_name or socket.gethostname().lower() or "(none)"
 
     @property
     def is_metrics_address_open(self) -> bool:
@@ -238,12 +252,17 @@ def load_config(
 
 
 def load(
-    args: argparse.Namespace, environment: Mapping[str, str] | None = None, *, below: Config | None = None
+    args: argparse.Namespace,
+    environment: Mapping[str, str] | None = None,
+    *,
+    below: Config | None = None,
+    needs_node: bool = False,
 ) -> LoadedConfig:
     """Build the configuration: flag over variable over file over default.
 
     The file is that of `--config` or its variable, or the unit's if it exists; an empty variable means no file.
-    `below` is used instead of file and defaults.
+    `below` is used instead of file and defaults. With `needs_node`, as for a running agent, a host whose name cannot be
+    that of a node is one more problem; `Config.node` raises it for others.
 
     Raises:
         ConfigError: It has all problems, each with the flag, variable, or file, line and key, and the valid values.
@@ -281,13 +300,9 @@ def load(
 
     check("driver_name", lambda place: _check_name(config.driver_name, _MAX_DRIVER_CHARS, place))
     if config.node_name:
-        check("node_name", lambda place: _check_name(config.node, _MAX_NODE_CHARS, place))
-    else:
-        hint = "choose another with --node-name"
-        try:
-            _check_name(config.node, _MAX_NODE_CHARS, "the host's name", hint)
-        except UsageError as error:
-            problems.append(ConfigProblem("the host's name", error.message, hint=hint))
+        check("node_name", lambda place: _check_name(config.node_name, _MAX_NODE_CHARS, place))
+    elif needs_node and (problem := config.node_problem) is not None:
+        problems.append(problem)
     for name in ("metrics_address", "health_address"):
         if address := getattr(config, name):
             check(name, partial(listen_address, address))
@@ -300,11 +315,24 @@ def load(
         file.check_rules(config.driver_name)
     if problems:
         raise ConfigError(sorted(problems, key=lambda one: (one.line is None, one.line or 0)))
+    config = _with_absolute_paths(config)
     if file is None:
         return LoadedConfig(config, origins, None, {}, ())
     places = {key: file.place(key) for key in file.set_keys}
     lines = {key: origin if line is None else f"{origin}:{line}" for key, (origin, line) in places.items()}
     return LoadedConfig(config, origins, file.path, lines, tuple(file.ignored))
+
+
+def _with_absolute_paths(values: _Struct) -> _Struct:
+    """Resolve paths against the working directory: other processes of the agent, and its records, have another one."""
+    changes: dict[str, Any] = {}
+    for field in msgspec.structs.fields(values):
+        value = getattr(values, field.name)
+        if isinstance(value, msgspec.Struct):
+            changes[field.name] = _with_absolute_paths(value)
+        elif isinstance(value, Path):
+            changes[field.name] = value.absolute()
+    return msgspec.structs.replace(values, **changes)
 
 
 def _check_for_start(config: Config, check: Callable[[str, Callable[[str], object]], None]) -> None:
@@ -428,6 +456,15 @@ def _check_name(name: str, limit: int, where: str, hint: str = "use lower-case l
             where=where,
             hint=hint,
         )
+
+
+def _host_name_problem(name: str) -> ConfigProblem | None:
+    where = "the host's name"
+    try:
+        _check_name(name, _MAX_NODE_CHARS, where, "choose another with --node-name")
+    except UsageError as error:
+        return ConfigProblem(where, error.message, hint=error.hint)
+    return None
 
 
 def _kind(annotation: str) -> str:

@@ -23,7 +23,7 @@ def check(args: argparse.Namespace) -> int:
     ignored: tuple[ConfigProblem, ...] = ()
     file = args.config
     try:
-        loaded = load(args)
+        loaded = load(args, needs_node=True)
         file, ignored = loaded.file, loaded.ignored
     except ConfigError as error:
         if any(problem.is_unreadable for problem in error.problems):

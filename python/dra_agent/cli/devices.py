@@ -213,7 +213,7 @@ def _show(device: Device, holders: list[str] | None, config: Config) -> None:
 
     rows: list[tuple[str, str, object]] = [
         ("device", "name", device.name),
-        ("device", "pool", device.pool(config.node)),
+        ("device", "pool", _pool(device, config)),
         ("device", "health", device.health if device.health_reason is None else device.health_reason),
         ("device", "held by", "unknown" if holders is None else ", ".join(holders) or None),
     ]
@@ -249,11 +249,16 @@ def _written(value: bool | int | str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _pool(device: Device, config: Config) -> str | None:
+    """Return the name of its pool; None if no agent can run here, because the node has no name."""
+    return device.pool(config.node) if config.node_problem is None else None
+
+
 def _document(device: Device, holders: DeviceHolders, config: Config) -> dict[str, Any]:
     """Return a device for scripts: the API's object as it is published, and the agent's additional data."""
     return {
         **device.to_api(),
-        "pool": device.pool(config.node),
+        "pool": _pool(device, config),
         "family": device.family,
         "pci_address": device.pci_address,
         "numa_node": device.numa_node,

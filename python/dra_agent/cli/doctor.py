@@ -141,6 +141,7 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
         kubelet_dir=config.kubelet_dir,
         simulated=config.simulate is not None,
         kubeconfig=None if config.standalone else config.kubeconfig,
+        unnamed_node="" if config.node_problem is None else config.node_problem.message,
     )
     if config.metrics_address:
         examination.endpoint = EndpointFiles(

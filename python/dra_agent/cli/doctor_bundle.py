@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     replacements = None
     if not args.with_identity:
         replacements = Replacements(secrets.token_bytes(32), socket.gethostname())
-        replacements.learn(shown.config.node)
+        replacements.learn(shown.config.host_label)
     bundle = Bundle(redactor, replacements, user=os.geteuid())
     with command_host(shown.config) as host, progress("collecting the bundle"):
         _add_agent(bundle, args, shown, config_error, host)

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.kube_client.config import NoClusterError, load_client_config
 
     received = signals.install()
-    loaded = load(args)
+    loaded = load(args, needs_node=True)
     config = loaded.config
     access = None
     if not config.standalone:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         from dra_agent.agent.reload import Reload
 
     def read_again() -> Config:
-        loaded = load(args)
+        loaded = load(args, needs_node=True)
         _log_ignored(loaded)
         return loaded.config
 

@@ -42,7 +42,7 @@ class ShownHost:
     def title(self) -> str:
         """Name the host and its agent."""
         config = self.config
-        host = config.node
+        host = config.host_label
         if config.simulate is not None:
             host += f", simulated {config.simulate}"
         elif str(config.sysfs_root) != "/sys":

@@ -119,7 +119,7 @@ def picture_title(config: Config) -> str:
     """Return the title of the picture of a host."""
     if config.simulate is not None:
         return f"{config.simulate} (simulated)"
-    return config.node if config.sysfs_root == Path("/sys") else str(config.sysfs_root)
+    return config.host_label if config.sysfs_root == Path("/sys") else str(config.sysfs_root)
 
 
 def _print_tree(topology: Topology, holders: Holders | None, names: PciIds | None) -> None:

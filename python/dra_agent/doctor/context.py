@@ -110,6 +110,8 @@ class CheckContext:
     other_agents: tuple[OtherAgent, ...] = ()
     user: int = field(default_factory=os.geteuid)
     simulated: bool = False
+    unnamed_node: str = ""
+    """Why the host's name cannot be that of its node; "" if it can, or if another name is configured."""
     reload_problems: tuple[str, ...] | None = None
     """Why the running agent refused the last change of its configuration; None: no agent runs on this host."""
     kubeconfig: Path | None = None

@@ -11,6 +11,7 @@ from dra_agent.doctor.api_server import check_kubeconfig
 from dra_agent.doctor.cdi import check_cdi
 from dra_agent.doctor.conflicts import check_conflicts
 from dra_agent.doctor.context import CheckContext
+from dra_agent.doctor.device_links import check_device_links
 from dra_agent.doctor.devices import check_device_nodes, check_devices, check_permissions
 from dra_agent.doctor.endpoint import check_endpoint
 from dra_agent.doctor.finding import Finding, Severity, ok, problem
@@ -39,6 +40,7 @@ CHECKS: dict[str, Check] = {
     "hardware": check_devices,
     "NVIDIA driver": check_nvidia_driver,
     "device nodes": check_device_nodes,
+    "device links": check_device_links,
     "links": check_pcie_links,
     "SR-IOV": check_sriov,
     "IOMMU": check_iommu,

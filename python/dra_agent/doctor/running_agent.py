@@ -17,7 +17,13 @@ _LATE_DEVICE_S = 3.0
 
 
 def check_configuration(context: CheckContext) -> Iterator[Finding]:
-    """Report a reload that was refused, and changes that need a restart; nothing without an agent."""
+    """Report a host without a name for its node, a refused reload, and changes that need a restart."""
+    if context.unnamed_node:
+        yield warning(
+            f"{context.unnamed_node}, so no agent can start here",
+            "the host's name",
+            "set node_name in the agent's configuration, or name the host: hostnamectl set-hostname NAME",
+        )
     if context.reload_problems is None:
         return
     for refused in context.reload_problems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +36,11 @@ _CONTAINERD_DEFAULT: Version = (2, 0, 0)
 """First version in which CDI is enabled by default. Older ones need `enable_cdi` in their configuration."""
 _DOCKER_DEFAULT: Version = (28, 3, 0)
 """Likewise; before, `features.cdi` in its configuration."""
+_SYSTEMD_BY_NUMBER = 240
+"""First version of systemd that takes the number of a device from the name of its link, which need not exist."""
+_RUNC_BY_LINK: Version = (1, 1, 3)
+_RUNC_BY_NUMBER: Version = (1, 1, 7)
+"""Versions of runc from the first to before the second omit devices without a link (its changelog of 1.1.7)."""
 
 
 def check_runtimes(context: CheckContext) -> Iterator[Finding]:
@@ -55,6 +61,44 @@ def check_runtimes(context: CheckContext) -> Iterator[Finding]:
     below = [runtime for runtime in RUNTIMES if runtime.cdi_since is None]
     if not any(context.commands.find(runtime.program) for runtime in below):
         yield warning("neither runc nor crun is installed", "container runtimes", "install one: they start containers")
+
+
+def without_device_links(context: CheckContext) -> str | None:
+    """Return why no container here needs links in /dev/char for its devices; None if one may need them."""
+    starters = [runtime.name for runtime in RUNTIMES if runtime.cdi_since and context.commands.find(runtime.program)]
+    if starters and all(_manages_cgroups(context, name) for name in starters):
+        return f"cgroups are managed by {', '.join(starters)}, not by systemd"
+    systemd = _systemd_version(context)
+    if systemd is None or systemd < _SYSTEMD_BY_NUMBER:
+        return None
+    names = [f"systemd {systemd}"]
+    for program in ("runc", "crun"):
+        path = context.commands.find(program)
+        if path is None:
+            continue
+        version = read_version(context.commands, path)
+        if isinstance(version, Finding) or (program == "runc" and _RUNC_BY_LINK <= version < _RUNC_BY_NUMBER):
+            return None
+        names.append(f"{program} {version_text(version)}")
+    return None if len(names) == 1 else f"{' and '.join(names)} identify devices by number"
+
+
+def _manages_cgroups(context: CheckContext, runtime: str) -> bool:
+    """Whether a runtime is configured to manage cgroups without systemd; False if that is not known."""
+    if runtime == "containerd":
+        values = list(_values(_toml(context.containerd_config), "SystemdCgroup"))
+        return bool(values) and not any(values)
+    if runtime == "Docker":
+        options = _json(context.docker_config).get("exec-opts")
+        return isinstance(options, list) and "native.cgroupdriver=cgroupfs" in options
+    return False
+
+
+def _systemd_version(context: CheckContext) -> int | None:
+    program = context.commands.find("systemctl")
+    result = None if program is None else context.commands.run([program, "--version"])
+    match = None if result is None or result.code != 0 else re.match(r"systemd (\d+)", result.output)
+    return None if match is None else int(match[1])
 
 
 def _runtime(context: CheckContext, runtime: Runtime) -> Iterator[Finding]:
@@ -90,10 +134,17 @@ def _configured(context: CheckContext, runtime: Runtime, version: Version, text:
 
 
 def _is_enabled(values: Any, key: str) -> bool:
-    """Whether a key is true anywhere in a tree: containerd's tables are named differently from version to version."""
-    if not isinstance(values, dict):
-        return False
-    return values.get(key) is True or any(_is_enabled(value, key) for value in values.values())
+    """Whether a key is true anywhere in a tree."""
+    return any(value is True for value in _values(values, key))
+
+
+def _values(tree: Any, key: str) -> Iterator[Any]:
+    """Yield the values of a key anywhere in a tree: containerd's tables have other names in other versions."""
+    if isinstance(tree, dict):
+        if key in tree:
+            yield tree[key]
+        for value in tree.values():
+            yield from _values(value, key)
 
 
 def _toml(path: Any) -> dict[str, Any]:

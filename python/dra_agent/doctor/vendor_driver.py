@@ -29,6 +29,9 @@ class VendorDriver:
     node_hints: Mapping[str, str] = field(default_factory=dict)
     """How to get a missing device node, by the role of the node; "" is for every role."""
 
+    link_command: tuple[str, ...] = ()
+    """The program, and its arguments, that links nodes in /dev/char where the driver has udev make no links."""
+
     def node_hint(self, role: str) -> str | None:
         """Return how to get a missing node; None: the hint of every vendor applies."""
         return self.node_hints.get(role, self.node_hints.get(""))

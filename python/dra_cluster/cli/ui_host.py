@@ -47,7 +47,7 @@ class HostReader:
         holders, names = picture_facts(shown, inventory.devices)
         values, telemetry = _telemetry(shown)
         return HostView(
-            name=shown.config.node,
+            name=shown.config.host_label,
             agent=_agent(shown),
             note=_note(shown),
             devices=tuple(

@@ -16,7 +16,7 @@ def machine() -> Machine:
     intel, qemu = 0x8086, (0x1AF4, 0x1100)
     return Machine(
         name=NAME,
-        description="a virtual machine with one T4 and a virtio interface; NUMA node unknown",
+        description="a virtual machine with one T4 and a virtio interface; NUMA node unknown, no links in /dev/char",
         source="ids of QEMU's i440FX machine; figures: NVIDIA T4 data sheet; addresses: assumed",
         nodes=(NumaNode("0-7", 30 * _GIB, (10,)),),
         bridges=(
@@ -35,5 +35,5 @@ def machine() -> Machine:
             ),
         ),
         iommu=False,
-        nvidia=NvidiaDriver("535.216.03", 12020, open_kernel_modules=False),
+        nvidia=NvidiaDriver("535.216.03", 12020, open_kernel_modules=False, has_links=False),
     )

@@ -40,7 +40,7 @@ class NvidiaGpu:
     def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the node, and the driver's folder of the GPU below /proc/driver/nvidia/gpus."""
         address = site.function.address
-        tree.node(f"dev/nvidia{self.minor}", MAJORS["nvidia"], self.minor)
+        _node(site.machine, tree, f"nvidia{self.minor}", "nvidia", self.minor)
         tree.file(
             f"proc/driver/nvidia/gpus/{address}/information",
             f"Model: \t\t {self.model.name}\n"
@@ -66,8 +66,8 @@ class NvSwitch:
 
     def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add its device node and folder below /proc."""
-        tree.node(f"dev/nvidia-nvswitch{self.number}", MAJORS["nvidia-nvswitch"], self.number)
-        tree.node("dev/nvidia-nvswitchctl", MAJORS["nvidia-nvswitch"], _CONTROL_MINOR)
+        _node(site.machine, tree, f"nvidia-nvswitch{self.number}", "nvidia-nvswitch", self.number)
+        _node(site.machine, tree, "nvidia-nvswitchctl", "nvidia-nvswitch", _CONTROL_MINOR)
         tree.file(
             f"proc/driver/nvidia-nvswitch/devices/{site.function.address}/information",
             f"Bus Location: \t {site.function.address}",
@@ -89,10 +89,10 @@ def plan(machine: Machine, tree: Tree) -> None:
     )
     tree.directory("proc/driver/nvidia/gpus")
     tree.file("sys/module/nvidia/version", machine.nvidia.version)
-    tree.node("dev/nvidiactl", MAJORS["nvidia"], _CONTROL_MINOR)
-    tree.node("dev/nvidia-modeset", MAJORS["nvidia"], _MODESET_MINOR)
-    tree.node("dev/nvidia-uvm", MAJORS["nvidia-uvm"], 0)
-    tree.node("dev/nvidia-uvm-tools", MAJORS["nvidia-uvm"], 1)
+    _node(machine, tree, "nvidiactl", "nvidia", _CONTROL_MINOR)
+    _node(machine, tree, "nvidia-modeset", "nvidia", _MODESET_MINOR)
+    _node(machine, tree, "nvidia-uvm", "nvidia-uvm", 0)
+    _node(machine, tree, "nvidia-uvm-tools", "nvidia-uvm", 1)
 
 
 def plan_capabilities(machine: Machine, access: Access, tree: Tree) -> None:
@@ -110,9 +110,14 @@ def plan_capabilities(machine: Machine, access: Access, tree: Tree) -> None:
                 f"proc/driver/nvidia/capabilities/mig/{capability}",
                 f"DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1",
             )
-            tree.node(f"dev/nvidia-caps/nvidia-cap{minor}", MAJORS["nvidia-caps"], minor, mode)
+            _node(machine, tree, f"nvidia-caps/nvidia-cap{minor}", "nvidia-caps", minor, mode)
     for minor in gpus if access.instances else ():
         tree.directory(f"proc/driver/nvidia/capabilities/gpu{minor}")
+
+
+def _node(machine: Machine, tree: Tree, name: str, major: str, minor: int, mode: int = 0o666) -> None:
+    linked = machine.nvidia is not None and machine.nvidia.has_links
+    tree.node(f"dev/{name}", MAJORS[major], minor, mode, linked=linked)
 
 
 @cache

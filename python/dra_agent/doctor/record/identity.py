@@ -36,7 +36,21 @@ _LABELED = (
 )
 _MARK = re.compile("\ue000([0-9]+)\ue001")
 _PRIVATE = (re.compile(r"(<process_name>)[^<]*(<)"), re.compile(r"(<name>)[^<]*(</name>\s*<pid>)"))
-_NOTHING = frozenset({"n/a", "none", "unknown", "unknown error", "[n/a]", "not supported", "null", "true", "false"})
+_NOTHING = frozenset(
+    {
+        "n/a",
+        "none",
+        "(none)",
+        "localhost",
+        "unknown",
+        "unknown error",
+        "[n/a]",
+        "not supported",
+        "null",
+        "true",
+        "false",
+    }
+)
 _MIN_LEARNED = 5
 """Characters of a value that is replaced wherever it occurs; a shorter one is replaced behind its label only."""
 _MIN_NUMBER = 1 << 32
@@ -50,7 +64,7 @@ class Replacements:
         self._key = key
         self._learned: dict[str, str] = {}
         self._pattern: re.Pattern[str] | None = None
-        if len(hostname) >= _MIN_LEARNED:
+        if len(hostname) >= _MIN_LEARNED and hostname.lower() not in _NOTHING:
             self._add(hostname, f"host-{self._digest('host', hostname).hex()[:8]}")
             short = hostname.partition(".")[0]
             if len(short) >= _MIN_LEARNED:

@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char, c_int, c_uint, c_ulong};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use crate::abi::Code;
@@ -18,6 +18,8 @@ const GPU_INSTANCES: u32 = 15;
 const COMPUTE_INSTANCES: u32 = 8;
 const NODES_OF_A_GPU: u32 = GPU_INSTANCES * (1 + COMPUTE_INSTANCES);
 const MODE: u32 = 0o444;
+/// The link of /dev/nvidiactl.
+const CONTROL: &str = "195:255";
 
 /// Creates the missing folders and nodes of a GPU's instances.
 ///
@@ -125,7 +127,25 @@ fn make_node(path: &Path, minor: u32) -> io::Result<()> {
     if created != 0 && !path.exists() {
         fs::write(path, "")?;
     }
-    fs::set_permissions(path, fs::Permissions::from_mode(MODE))
+    fs::set_permissions(path, fs::Permissions::from_mode(MODE))?;
+    link(minor)
+}
+
+/// Links a node in dev/char where the other nodes of the driver have links: NVIDIA's tool makes those of all
+/// capabilities in advance (`nvidia-ctk system create-dev-char-symlinks --create-all`). A link is never removed.
+fn link(minor: u32) -> io::Result<()> {
+    let Some(root) = files::root() else {
+        return Ok(());
+    };
+    let links = root.join("dev/char");
+    if !links.join(CONTROL).is_symlink() {
+        return Ok(());
+    }
+    let target = format!("../nvidia-caps/nvidia-cap{minor}");
+    match symlink(target, links.join(format!("{}:{minor}", major()))) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
 }
 
 fn major() -> c_ulong {
