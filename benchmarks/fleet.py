@@ -53,8 +53,8 @@ CREATE = "create resourceslices"
 MAX_IDLE_PER_HOUR = 10.0
 MAX_LIST_SHARE = 0.10
 MAX_RIGHT_S = 30.0
-WATCH_RENEWALS_PER_HOUR = 2 * 3600 / 2700
-"""Two watches that each end after 30 to 60 minutes, 45 on average (kube_client.client.WATCH_TIMEOUT_S)."""
+WATCH_RENEWALS_PER_HOUR = 3 * 3600 / 2700
+"""Three watches that each end after 30 to 60 minutes, 45 on average (kube_client.client.WATCH_TIMEOUT_S)."""
 LISTS = 5
 
 
