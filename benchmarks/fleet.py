@@ -47,8 +47,8 @@ MIG_PROFILE = "dgx-h100"
 FILES_PER_AGENT = 18
 """Open files of an agent: connections, ledger, locks and sockets; in a rolling update there are two."""
 MAX_START_REQUESTS = 8.0
-LEAST_START_REQUESTS = 4
-"""A list and a watch of the Node, and of its slices; each slice is one more."""
+LEAST_START_REQUESTS = 6
+"""A list and a watch of the Node, of its slices, and of those without a single node; each slice is one more."""
 CREATE = "create resourceslices"
 MAX_IDLE_PER_HOUR = 10.0
 MAX_LIST_SHARE = 0.10
