@@ -47,14 +47,14 @@ MIG_PROFILE = "dgx-h100"
 FILES_PER_AGENT = 18
 """Open files of an agent: connections, ledger, locks and sockets; in a rolling update there are two."""
 MAX_START_REQUESTS = 8.0
-LEAST_START_REQUESTS = 4
-"""A list and a watch of the Node, and of its slices; each slice is one more."""
+LEAST_START_REQUESTS = 6
+"""A list and a watch of the Node, of its slices, and of those without a single node; each slice is one more."""
 CREATE = "create resourceslices"
 MAX_IDLE_PER_HOUR = 10.0
 MAX_LIST_SHARE = 0.10
 MAX_RIGHT_S = 30.0
-WATCH_RENEWALS_PER_HOUR = 2 * 3600 / 2700
-"""Two watches that each end after 30 to 60 minutes, 45 on average (kube_client.client.WATCH_TIMEOUT_S)."""
+WATCH_RENEWALS_PER_HOUR = 3 * 3600 / 2700
+"""Three watches that each end after 30 to 60 minutes, 45 on average (kube_client.client.WATCH_TIMEOUT_S)."""
 LISTS = 5
 
 

@@ -29,6 +29,7 @@ from dra_agent.inventory.model import Device, Inventory
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.service import ReclaimService
+from dra_agent.topology import PciFunction
 
 BOOT = "fleet"
 
@@ -39,6 +40,7 @@ class SimulatedDevices:
     def __init__(self, host: Host, inventory: Inventory, node: str) -> None:
         self.host = host
         self.inventory = inventory
+        self.functions: tuple[PciFunction, ...] = ()
         self.published_health = DeviceHealthStore(node)
         self.published_health.publish(inventory)
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,9 +21,9 @@ from dra_agent.agent import conflict_filter
 from dra_agent.agent.config import Config
 from dra_agent.agent.conflict_filter import ConflictFilter, event_note
 from dra_agent.agent.device_state import DeviceState
-from dra_agent.conflicts import DeviceConflicts, SavedConflicts, load_conflicts, save_conflicts
+from dra_agent.conflicts import ConflictGroup, DeviceConflicts, SavedConflicts, load_conflicts, save_conflicts
 from dra_agent.inventory.model import Device
-from dra_agent.kube_client import ObjectList
+from dra_agent.kube_client import ObjectList, WatchEvent
 from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.status import EventRecorder
 from eventually import DEADLINE_S, eventually
@@ -38,8 +38,8 @@ WITH_PLUGIN = {
     "metadata": {"name": "node-a", "uid": "node-uid"},
     "status": {"capacity": {"cpu": "8", "nvidia.com/gpu": "1"}},
 }
-WITHOUT_PLUGIN = {**WITH_PLUGIN, "status": {"capacity": {"cpu": "8"}}}
-OTHER_DRIVER_SLICE = {
+WITHOUT_PLUGIN: dict[str, Any] = {**WITH_PLUGIN, "status": {"capacity": {"cpu": "8"}}}
+OTHER_DRIVER_SLICE: dict[str, Any] = {
     "apiVersion": "resource.k8s.io/v1",
     "kind": "ResourceSlice",
     "metadata": {"name": "theirs"},
@@ -112,6 +112,31 @@ def test_devices_of_another_manager_are_not_published_but_reported(
     assert f'dra_agent_second_manager_devices{{manager="{manager}"}} 1.0' in agent.get("/metrics")[1]
     output = devices_command(state)
     assert GPU not in output.stdout and f"not published: {GPU}: {manager}" in output.stderr
+    assert agent.end() == 0
+    assert not any(GPU in names for names in written(fake_api))
+
+
+def test_devices_that_a_known_driver_does_not_identify_are_not_published(
+    driver: Callable[..., AgentProcess], fake_api: FakeApi, state: Path
+) -> None:
+    fake_api.put(
+        "nodes", {**WITHOUT_PLUGIN, "metadata": {"name": "node-a", "uid": "node-uid", "labels": {"gpus": "1"}}}
+    )
+    selector = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpus", "operator": "Exists"}]}]}
+    spec = {**OTHER_DRIVER_SLICE["spec"], "nodeSelector": selector, "devices": [{"name": "gpu-0", "attributes": {}}]}
+    del spec["nodeName"]
+    fake_api.put("resourceslices", {**OTHER_DRIVER_SLICE, "spec": spec})
+    agent = driver("--config", str(with_nics(state))).ready()
+    eventually(lambda: any(name.startswith("nic-") for name in published(fake_api)), agent.log_text)
+    fake_api.wait(lambda: any(event["reason"] == "SecondManager" for event in fake_api.objects("events")))
+    (event,) = [event_ for event_ in fake_api.objects("events") if event_["reason"] == "SecondManager"]
+    assert event["note"] == (
+        "driver gpu.nvidia.com may advertise 1 device of this node too (its slices do not identify the devices), which"
+        f" is not published by dra-agent: {GPU}"
+    )
+    eventually(lambda: load_conflicts(state).conflicts.unmatched, agent.log_text)
+    output = devices_command(state)
+    assert GPU not in output.stdout and f"not published: {GPU}: driver gpu.nvidia.com may advertise" in output.stderr
     assert agent.end() == 0
     assert not any(GPU in names for names in written(fake_api))
 
@@ -206,14 +231,14 @@ def test_standalone_mode_removes_saved_conflicts(start: Start, state: Path) -> N
 
 def test_a_note_about_many_devices_fits_an_event() -> None:
     names = [f"nic-0000-{bus:02x}-00-0" for bus in range(200)]
-    note = event_note("device plugin rdma/hca_shared_devices_a", names, published=False)
+    note = event_note(ConflictGroup("device plugin rdma/hca_shared_devices_a", names, ""), published=False)
     assert len(note) < 1024 and "200 devices of this node too, which are not published" in note and note.endswith("...")
-    assert "is still published by dra-agent: x" in event_note("driver y", ["x"], published=True)
+    assert "is still published by dra-agent: x" in event_note(ConflictGroup("driver y", ["x"], ""), published=True)
 
 
 def test_the_last_conflicts_are_saved_on_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Device(GPU, "gpu", "nvidia", "0000:00:04.0", attributes={})
-    hardware = SimpleNamespace(inventory=SimpleNamespace(devices=(gpu,)))
+    hardware = SimpleNamespace(inventory=SimpleNamespace(devices=(gpu,)), functions=())
     writing, may_continue = threading.Event(), threading.Event()
     saved: list[SavedConflicts] = []
 
@@ -226,11 +251,12 @@ def test_the_last_conflicts_are_saved_on_a_slow_disk(tmp_path: Path, monkeypatch
     async def scenario() -> None:
         changes: list[bool] = []
         config = Config(node_name="node-a", state_dir=tmp_path, run_dir=tmp_path)
-        api: Any = None
+        api: Any = ApiWithoutSlices()
         node_watch = NodeWatch(api, "node-a")
         node_watch.store_list(ObjectList([WITH_PLUGIN], "1"))
         filter_ = ConflictFilter(
             config,
+            api,
             node_watch,
             cast(DeviceState, hardware),
             cast(EventRecorder, SimpleNamespace(record=ignore)),
@@ -252,6 +278,17 @@ def test_the_last_conflicts_are_saved_on_a_slow_disk(tmp_path: Path, monkeypatch
     monkeypatch.setattr(conflict_filter, "save_conflicts", save_slowly)
     asyncio.run(scenario())
     assert saved[-1] == SavedConflicts()
+
+
+class ApiWithoutSlices:
+    """An API server on which nothing changes."""
+
+    async def list(self, *_: object, **__: object) -> ObjectList:
+        return ObjectList([], "1")
+
+    async def watch(self, *_: object, **__: object) -> AsyncGenerator[WatchEvent]:
+        await asyncio.Event().wait()
+        yield WatchEvent("BOOKMARK", {})
 
 
 def ignore(*_: object) -> None:

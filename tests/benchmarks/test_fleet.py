@@ -61,6 +61,7 @@ def test_agents_publish_and_follow_their_devices(fake_api: FakeApi, tmp_path: Pa
                 sent = Counter(
                     node_of(request.query) for request in fake_api.requests if "fieldSelector" in request.query
                 )
+                assert sent.pop("") == 2 * AGENTS, "each agent lists and watches the slices of several nodes"
                 assert set(sent.values()) == {4}, "each agent lists and watches its node and its slices"
                 own = [request for request in fake_api.requests if not is_of_observer(request.path, request.query)]
                 assert len(own) <= MAX_START_REQUESTS * AGENTS

@@ -93,6 +93,36 @@ def test_device_of_another_driver_is_withdrawn_and_its_pod_runs(
         cluster.api.delete(SLICES, "theirs")
 
 
+def test_a_known_driver_whose_slice_selects_nodes_withholds_its_family(
+    cluster: Cluster, start_agent: StartAgent
+) -> None:
+    agent = start_agent("node-a", PROFILE)
+    all_gpus = gpus(agent.devices())
+    assert all_gpus
+    pool = {"name": "fabric", "generation": 1, "resourceSliceCount": 1}
+    on_node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-a"]}]}
+    spec = {
+        "driver": "gpu.nvidia.com",
+        "nodeSelector": {"nodeSelectorTerms": [on_node]},
+        "pool": pool,
+        "devices": [{"name": "gpu-0"}],
+    }
+    cluster.api.create(SLICES, {"metadata": {"name": "theirs"}, "spec": spec})
+    try:
+        cluster.api.wait(lambda: not gpus(agent.devices()), "the GPUs are withdrawn")
+        assert agent.devices(), "NICs are still published"
+        cluster.api.wait(
+            lambda: any(
+                "driver gpu.nvidia.com may advertise" in event["message"]
+                for event in cluster.api.list(EVENTS, "default", fields={"involvedObject.name": "node-a"})
+            ),
+            "an Event of the Node",
+        )
+    finally:
+        cluster.api.delete(SLICES, "theirs")
+    cluster.api.wait(lambda: gpus(agent.devices()) == all_gpus, "the GPUs are published")
+
+
 def test_extended_resource_of_dra_is_not_a_device_plugin(
     cluster: Cluster, start_agent: StartAgent, namespace: Namespace
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from dra_agent.conflicts import DeviceConflicts, SavedConflicts, load_conflicts, save_conflicts
 from dra_agent.conflicts.detector import ConflictDetector
+from dra_agent.conflicts.shared_slices import SharedSliceReflector
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.model import Device
 from dra_agent.kube_client import ApiClient, connect
@@ -38,6 +39,7 @@ class FakeHost:
     devices: list[Device]
     reported: list[DeviceConflicts]
     agents: dict[str, str]
+    identities: frozenset[str] = frozenset()
 
     def other_agents(self) -> dict[str, str]:
         return self.agents
@@ -92,7 +94,8 @@ def run_detector(fake_api: FakeApi, tmp_path: Path) -> RunDetector:
                 caught_up=lambda: None,
                 urgent=lambda: True,
             )
-            following = [asyncio.create_task(watch.run()), asyncio.create_task(slices.run())]
+            shared = SharedSliceReflector(api, detector.slices)
+            following = [asyncio.create_task(reflector.run()) for reflector in (watch, slices, shared)]
             try:
                 await detector.start(patience)
                 await scenario(detector, reported, devices)
@@ -128,17 +131,17 @@ def test_first_check_completes_before_publishing(fake_api: FakeApi, run_detector
     run_detector(scenario)
 
 
-def test_only_foreign_slices_of_this_node_are_requested(fake_api: FakeApi, run_detector: RunDetector) -> None:
+def test_only_slices_that_this_node_may_have_are_requested(fake_api: FakeApi, run_detector: RunDetector) -> None:
     fake_api.put("nodes", NODE)
     fake_api.put("resourceslices", foreign("ours", driver="ours"))
     fake_api.put("resourceslices", foreign("elsewhere", nodeName="node-2"))
 
     async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
         assert not detector.conflicts and reported == []
-        (query,) = {
+        queries = {
             request.query.get("fieldSelector") for request in fake_api.requests if "resourceslices" in request.path
         }
-        assert query == "spec.nodeName=node-1"
+        assert queries == {"spec.nodeName=node-1", "spec.nodeName="}
         assert not any(request.write for request in fake_api.requests)
 
     run_detector(scenario)
@@ -176,7 +179,7 @@ def test_a_new_device_is_checked_against_the_last_observation(fake_api: FakeApi,
     fake_api.put("nodes", PLUGIN)
 
     async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
-        await eventually_async(lambda: sum(request.watch for request in fake_api.requests) == 2)  # Node and slices
+        await eventually_async(lambda: sum(request.watch for request in fake_api.requests) == 3)  # Node and slices
         requests_before = len(fake_api.requests)
         devices.append(Device("gpu-9", "gpu", "nvidia", "0000:99:00.0", attributes={}))
         detector.devices_changed()
@@ -196,13 +199,13 @@ def test_a_device_returns_only_after_the_other_driver_has_been_gone_for_a_while(
     async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
         # A driver that is updated removes its slices and publishes them again.
         fake_api.remove("resourceslices", "theirs")
-        await eventually_async(lambda: not detector.slices.devices())
+        await eventually_async(lambda: not detector.slices.devices(NODE))
         fake_api.put("resourceslices", foreign())
-        await eventually_async(lambda: detector.slices.devices())
+        await eventually_async(lambda: detector.slices.devices(NODE))
         assert detector.conflicts == conflict and reported == [conflict]
         # A device that is gone here needs no delay.
         fake_api.remove("resourceslices", "theirs")
-        await eventually_async(lambda: not detector.slices.devices())
+        await eventually_async(lambda: not detector.slices.devices(NODE))
         devices.clear()
         detector.devices_changed()
         assert reported == [conflict, DeviceConflicts()]
@@ -228,6 +231,78 @@ def test_a_failing_server_keeps_the_conflicts_and_is_retried(
             if "cannot determine the other drivers" in record.message
         ]
         assert len(reasons) == len(set(reasons)) > 0, "the same failure is logged once"
+
+    run_detector(scenario)
+
+
+def shared(**spec: Any) -> dict[str, Any]:
+    """A slice that names no single node."""
+    item = foreign("shared", **spec)
+    del item["spec"]["nodeName"]
+    return item
+
+
+def test_a_slice_that_selects_nodes_counts_while_the_node_has_the_label(
+    fake_api: FakeApi, run_detector: RunDetector
+) -> None:
+    fake_api.put("nodes", {**NODE, "metadata": {"name": "node-1", "labels": {"fabric": "1"}}})
+    selector = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "fabric", "operator": "In", "values": ["1"]}]}]}
+    fake_api.put("resourceslices", shared(nodeSelector=selector))
+    conflict = DeviceConflicts({"gpu-0": "driver gpu.amd.com"})
+
+    async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
+        assert detector.conflicts == conflict
+        fake_api.put("nodes", NODE)
+        await eventually_async(lambda: not detector.conflicts)
+        fake_api.put("resourceslices", shared(allNodes=True))
+        await eventually_async(lambda: detector.conflicts)
+        fake_api.remove("resourceslices", "shared")
+        await eventually_async(lambda: not detector.conflicts)
+        assert reported == [conflict, DeviceConflicts(), conflict, DeviceConflicts()]
+
+    run_detector(scenario)
+
+
+def test_slices_of_the_node_are_judged_where_shared_ones_cannot_be_read(
+    fake_api: FakeApi, run_detector: RunDetector
+) -> None:
+    fake_api.put("nodes", NODE)
+    fake_api.put("resourceslices", foreign())
+    refused = fake_api.fail(403, times=None, path="spec.nodeName%3D&")
+
+    def watches() -> list[Any]:
+        return [request for request in fake_api.requests if request.watch]
+
+    async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
+        assert detector.conflicts == DeviceConflicts({"gpu-0": "driver gpu.amd.com"})
+        assert not any(request.query.get("fieldSelector") == "spec.nodeName=" for request in watches())
+        fake_api.faults.lift(refused)
+        fake_api.put("resourceslices", shared(allNodes=True, driver="a.example.com"))
+        await eventually_async(lambda: "driver a.example.com" in detector.conflicts.by_manager())
+
+    run_detector(scenario, patience=DEADLINE_S)
+
+
+def test_withheld_devices_keep_their_reason_until_they_return(fake_api: FakeApi, run_detector: RunDetector) -> None:
+    fake_api.put("nodes", NODE)
+    fake_api.put("resourceslices", foreign(driver="gpu.nvidia.com", devices=[{"name": "gpu-0", "attributes": {}}]))
+
+    async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
+        conflict = detector.conflicts
+        assert conflict.unmatched == {"gpu-0": "its slices do not identify the devices"}
+        fake_api.remove("resourceslices", "theirs")
+        await eventually_async(lambda: not detector.slices.devices(NODE))
+        assert detector.conflicts == conflict and reported == [conflict]
+
+    run_detector(scenario, return_delay_s=3600)
+
+
+def test_a_driver_that_cannot_be_judged_is_only_named(fake_api: FakeApi, run_detector: RunDetector) -> None:
+    fake_api.put("nodes", NODE)
+    fake_api.put("resourceslices", foreign(driver="x.example.com", devices=[{"name": "x-0"}]))
+
+    async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
+        assert detector.conflicts == DeviceConflicts(unjudged=("driver x.example.com",)) and not detector.conflicts
 
     run_detector(scenario)
 
@@ -269,6 +344,12 @@ def test_conflicts_are_saved_for_commands(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["neighbours.json"]
     assert (tmp_path / "neighbours.json").stat().st_mode & 0o077 == 0
     assert sorted(json.loads((tmp_path / "neighbours.json").read_bytes())) == ["published", "verdict"]
+    old = b'{"verdict":{"managers":{"gpu-0":"device plugin nvidia.com/gpu"}},"published":true}'
+    (tmp_path / "neighbours.json").write_bytes(old)
+    assert load_conflicts(tmp_path) == saved
+    found = DeviceConflicts({"gpu-0": "driver x"}, {"gpu-0": "its slices do not identify the devices"}, ("driver y",))
+    save_conflicts(tmp_path, SavedConflicts(found))
+    assert load_conflicts(tmp_path).conflicts == found
     for damage in (b"", b"{", b"[]", b'{"verdict": 5}', b"\xff"):
         (tmp_path / "neighbours.json").write_bytes(damage)
         assert load_conflicts(tmp_path) == SavedConflicts()

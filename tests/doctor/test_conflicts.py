@@ -77,7 +77,18 @@ def test_other_drivers_of_the_same_devices_are_named(
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(name)
     (plugins / "nvidia-checkpoint").write_text("no socket")
-    (finding,) = findings(examination)
+    registry = tmp_path / "kubelet" / "plugins_registry"
+    registry.mkdir()
+    monkeypatch.chdir(registry)
+    drivers = ("hami-core-gpu.project-hami.io-reg.sock", "dra.net-reg.sock", "compute-domain.nvidia.com-reg.sock")
+    for name in (*drivers, "dra.networking.k8s.aws-reg.sock", "dra-agent.internal-reg.sock"):
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(name)
+    finding, *of_drivers = sorted(findings(examination), key=lambda finding: finding.where)
+    assert {found.where: found.message.split(" devices ")[0] for found in of_drivers} == {
+        str(registry / drivers[0]): "a driver seems to advertise nvidia",
+        str(registry / drivers[1]): "a driver seems to advertise mellanox",
+    }
     assert finding.severity is Severity.WARNING and finding.where == str(plugins / "nvidia-gpu.sock")
     assert "nvidia devices too" in finding.message and "inventory.exclude" in finding.hint
 
@@ -94,6 +105,23 @@ def test_saved_conflicts_are_reported(scanned: Scanned, findings: Findings) -> N
     assert finding.severity is Severity.PROBLEM and "two pods" in finding.message
     examination.inventory = None
     assert any(found.where == "device plugin nvidia.com/gpu" for found in run_checks(examination))
+
+
+def test_withheld_devices_and_managers_that_are_not_judged_are_reported(scanned: Scanned, findings: Findings) -> None:
+    examination = scanned()
+    unmatched = "its slices do not identify the devices"
+    conflicts = DeviceConflicts(
+        {"gpu-0": "driver gpu.nvidia.com", "gpu-1": "driver gpu.nvidia.com"}, {"gpu-1": unmatched}, ("driver x.y",)
+    )
+    save_conflicts(examination.state_dir, SavedConflicts(conflicts))
+    listed, withheld, unjudged = findings(examination)
+    assert listed.where == withheld.where == "driver gpu.nvidia.com"
+    assert listed.message == "advertises 1 device of this node too, so they are not published: gpu-0"
+    assert withheld.message == (
+        f"may advertise 1 device of this node too ({unmatched}), so they are not published: gpu-1"
+    )
+    assert (unjudged.severity, unjudged.where) == (Severity.WARNING, "driver x.y")
+    assert "is not judged" in unjudged.message and "inventory.exclude" in unjudged.hint
 
 
 def test_two_agents_for_the_same_devices_are_both_named(scanned: Scanned, findings: Findings, tmp_path: Path) -> None:

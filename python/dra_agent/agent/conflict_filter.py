@@ -12,9 +12,20 @@ from collections.abc import Callable, Sequence
 from dra_agent.agent.config import Config
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.host_ownership import other_agents
-from dra_agent.conflicts import DeviceConflicts, ForeignSlices, SavedConflicts, exclude, load_conflicts, save_conflicts
+from dra_agent.conflicts import (
+    ConflictGroup,
+    DeviceConflicts,
+    ForeignSlices,
+    SavedConflicts,
+    exclude,
+    identities_of_functions,
+    load_conflicts,
+    save_conflicts,
+)
 from dra_agent.conflicts.detector import ConflictDetector
+from dra_agent.conflicts.shared_slices import SharedSliceReflector
 from dra_agent.inventory.model import Device, Inventory
+from dra_agent.kube_client import ApiClient
 from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.status.events import SECOND_MANAGER, EventRecorder, ObjectReference
 from dra_agent.thread_write import END_TIMEOUT_S
@@ -29,6 +40,7 @@ class ConflictFilter:
     def __init__(
         self,
         config: Config,
+        api: ApiClient,
         node_watch: NodeWatch,
         device_state: DeviceState,
         events: EventRecorder,
@@ -50,10 +62,12 @@ class ConflictFilter:
             driver=config.driver_name,
             conflicts=load_conflicts(config.state_dir).conflicts,
         )
+        self._shared_slices = SharedSliceReflector(api, self._detector.slices)
+        self._following: asyncio.Task[None] | None = None
 
     @property
     def slices(self) -> ForeignSlices:
-        """The slices of other drivers, which a watch must keep current."""
+        """The slices of other drivers; the caller's watch must keep those of the node current."""
         return self._detector.slices
 
     @property
@@ -61,17 +75,26 @@ class ConflictFilter:
         """The devices of this host. See ConflictHost."""
         return self._device_state.inventory.devices
 
+    @property
+    def identities(self) -> frozenset[str]:
+        """The identities of the host's PCI functions. See ConflictHost."""
+        return identities_of_functions(self._device_state.functions)
+
     def other_agents(self) -> dict[str, str]:
         """Return the state directories of other agents, by driver. See ConflictHost."""
         return {agent.driver: agent.state_dir for agent in other_agents(self._config)}
 
     async def start(self) -> None:
         """Detect other drivers before anything is published, and continue to check. The watches must run."""
+        self._following = asyncio.create_task(self._shared_slices.run(), name="shared slices")
         await self._detector.start()
         self._save()
 
     async def stop(self) -> None:
         """Stop checking; what was found is saved, unless the disk takes too long."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
         await self._detector.stop()
         if self._saves:
             await asyncio.wait(self._saves, timeout=END_TIMEOUT_S)
@@ -93,8 +116,8 @@ class ConflictFilter:
         """Save and report new conflicts. See ConflictHost."""
         self._save()
         node = ObjectReference.node(self._config.node)
-        for manager, names in conflicts.by_manager().items():
-            self._events.record(SECOND_MANAGER, node, event_note(manager, names, published=self._publishes))
+        for group in conflicts.groups():
+            self._events.record(SECOND_MANAGER, node, event_note(group, published=self._publishes))
         self._changed()
 
     def _save(self) -> None:
@@ -108,10 +131,10 @@ class ConflictFilter:
             save_conflicts(self._config.state_dir, SavedConflicts(self._detector.conflicts, published=self._publishes))
 
 
-def event_note(manager: str, names: list[str], *, published: bool) -> str:
+def event_note(group: ConflictGroup, *, published: bool) -> str:
     """Return the note of the Event for devices that a manager advertises too."""
-    count = f"{len(names)} device{'' if len(names) == 1 else 's'} of this node"
+    names = group.names
     follows = "is still published by dra-agent" if published else "is not published by dra-agent"
     message = follows if len(names) == 1 else follows.replace("is ", "are ", 1)
     listed = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
-    return f"{manager} advertises {count} too, which {message}: {listed}"
+    return f"{group}, which {message}: {listed}"

@@ -26,7 +26,7 @@ from dra_agent.inventory.passthrough import VfioBindingStore
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.tracker import InventoryDiff, InventoryTracker, diff
 from dra_agent.slices import CurrentSlices
-from dra_agent.topology import LiveTopology, Uevent
+from dra_agent.topology import LiveTopology, PciFunction, Uevent
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,9 @@ class DeviceState:
         """Receives changes of partition modes from set-ups."""
         collector = Collector(host, settings, driver=driver, bindings=bindings, mode_changes=self.mode_changes)
         self._topology = LiveTopology(host)
-        self._tracker = InventoryTracker(collector, self._topology.snapshot())
+        topology = self._topology.snapshot()
+        self._functions = topology.relevant
+        self._tracker = InventoryTracker(collector, topology)
         self.monitor = monitor or Monitor(HealthSettings(), driver)
         self.published_health = DeviceHealthStore(node)
         self._reported: dict[str, str] = {}
@@ -75,6 +77,11 @@ class DeviceState:
     def inventory(self) -> Inventory:
         """The last inventory, with the health of its devices."""
         return self._inventory
+
+    @property
+    def functions(self) -> tuple[PciFunction, ...]:
+        """The PCI functions of the last scan that can be devices, also those that are excluded."""
+        return self._functions
 
     def lookup(self, pool: str, name: str) -> Device | None:
         """Find a device of the inventory, or one that a reloaded rule excludes, because a claim may hold it."""
@@ -97,6 +104,7 @@ class DeviceState:
             for event in events:
                 self._topology.apply(event)
         topology = self._topology.snapshot()
+        self._functions = topology.relevant
         touched = None if rescan or everything or self._is_scan_due() else topology.touched_by(events)
         self._tracker.refresh(topology, touched)
         faults = self._tracker.faults()

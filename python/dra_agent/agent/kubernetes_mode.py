@@ -142,6 +142,7 @@ class KubernetesMode:
         )
         self._conflict_filter = ConflictFilter(
             self._config,
+            api,
             self._node_watch(),
             device_state,
             self._reporting.events,

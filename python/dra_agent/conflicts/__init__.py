@@ -6,11 +6,17 @@ Two managers of one device can allocate it to two pods. This part detects that; 
 from __future__ import annotations
 
 from dra_agent.conflicts.device_plugins import DevicePluginResource, plugins_of
-from dra_agent.conflicts.find import DeviceConflicts, Observation, exclude, find_conflicts, observe
-from dra_agent.conflicts.other_drivers import ForeignDevice, ForeignSlices, foreign_devices
+from dra_agent.conflicts.find import ConflictGroup, DeviceConflicts, Observation, exclude, find_conflicts, observe
+from dra_agent.conflicts.other_drivers import (
+    ForeignDevice,
+    ForeignSlices,
+    foreign_devices,
+    identities_of_functions,
+)
 from dra_agent.conflicts.state_file import SavedConflicts, delete_conflicts, load_conflicts, save_conflicts
 
 __all__ = [
+    "ConflictGroup",
     "ForeignDevice",
     "ForeignSlices",
     "DevicePluginResource",
@@ -19,6 +25,7 @@ __all__ = [
     "DeviceConflicts",
     "find_conflicts",
     "foreign_devices",
+    "identities_of_functions",
     "delete_conflicts",
     "observe",
     "plugins_of",

@@ -33,6 +33,10 @@ class ConflictHost(Protocol):
     def devices(self) -> Sequence[Device]:
         """The devices of this agent."""
 
+    @property
+    def identities(self) -> frozenset[str]:
+        """The identities of all PCI functions of the host, as in find_conflicts."""
+
     def other_agents(self) -> Mapping[str, str]:
         """Return the state directories of other agents of the host, by driver."""
 
@@ -96,16 +100,16 @@ class ConflictDetector:
         if self._node is None or not self._node.is_listed or not self.slices.is_listed:
             return
         devices = list(self._host.devices)
-        observation = observe(
-            node=self._node.node or {}, foreign=self.slices.devices(), agents=self._host.other_agents()
-        )
-        conflicts = find_conflicts(devices, observation)
+        node = self._node.node or {}
+        observation = observe(node=node, foreign=self.slices.devices(node), agents=self._host.other_agents())
+        conflicts = find_conflicts(devices, observation, self._host.identities)
         if self._checked.is_set():
             conflicts = self._without_early_returns(conflicts, {device.name for device in devices})
         self._checked.set()
         if conflicts != self.conflicts:
-            self.conflicts = conflicts
-            self._log_conflicts()
+            previous, self.conflicts = self.conflicts, conflicts
+            if conflicts.groups() != previous.groups():
+                self._log_conflicts()
             self._host.conflicts_changed(conflicts)
 
     async def _follow_node(self) -> None:
@@ -125,7 +129,7 @@ class ConflictDetector:
     def _without_early_returns(self, found: DeviceConflicts, names: set[str]) -> DeviceConflicts:
         """Add the devices whose other manager is not gone for long enough, and check again when it is."""
         now = asyncio.get_running_loop().time()
-        managers, return_at = dict(found.managers), {}
+        managers, unmatched, return_at = dict(found.managers), dict(found.unmatched), {}
         for name, manager in self.conflicts.managers.items():
             if name in found.managers or name not in names:
                 continue
@@ -133,6 +137,8 @@ class ConflictDetector:
             due = self._return_at.get(name, now + delay_s)
             if now < due:
                 managers[name], return_at[name] = manager, due
+                if name in self.conflicts.unmatched:
+                    unmatched[name] = self.conflicts.unmatched[name]
         self._return_at = return_at
         if self._timer is not None:
             self._timer.cancel()
@@ -140,7 +146,7 @@ class ConflictDetector:
         if return_at:
             earliest = min(return_at.values())
             self._timer = asyncio.get_running_loop().call_at(earliest, self.devices_changed)
-        return DeviceConflicts(managers)
+        return DeviceConflicts(managers, unmatched, found.unjudged)
 
     def _log_failure(self, reason: str) -> None:
         if reason != self._failure:
@@ -148,9 +154,11 @@ class ConflictDetector:
             log.warning("cannot determine the other drivers of this node", extra={"reason": reason})
 
     def _log_conflicts(self) -> None:
-        for manager, names in self.conflicts.by_manager().items():
+        for group in self.conflicts.groups():
+            doubt = {"unmatched": group.unmatched} if group.unmatched else {}
             log.warning(
-                "other drivers advertise devices of this node too", extra={"manager": manager, "devices": names}
+                "other drivers advertise devices of this node too",
+                extra={"manager": group.manager, "devices": group.names, **doubt},
             )
         if not self.conflicts:
             log.info("no other driver advertises devices of this node")

@@ -5,22 +5,14 @@ Each has a socket for the kubelet. Conflicts that only the API server shows are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dra_agent.conflicts import load_conflicts
+from dra_agent.conflicts.managers import DRIVERS, SOCKET_WORDS, KnownDriver, covers
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, problem, warning
-
-_WORDS = {
-    "nvidia": ("nvidia",),
-    "amd": ("amd",),
-    "intel": ("intel",),
-    "habana": ("habana", "gaudi"),
-    "xilinx": ("xilinx", "fpga"),
-    "mellanox": ("rdma", "sriov", "mellanox"),
-}
-"""Parts of socket names by vendor: nvidia-gpu.sock, gpu.nvidia.com-reg.sock, amd.com_gpu."""
+from dra_agent.inventory.model import Device
 
 
 def check_conflicts(context: CheckContext) -> Iterator[Finding]:
@@ -29,36 +21,55 @@ def check_conflicts(context: CheckContext) -> Iterator[Finding]:
     yield from _other_agents(context)
     if context.inventory is None:
         return
-    vendors = sorted({device.vendor for device in context.inventory.devices})
-    for folder, kind in (("device-plugins", "a device plugin"), ("plugins_registry", "a driver")):
-        for path in _sockets(context.kubelet_dir / folder, context.driver):
-            for vendor in vendors:
-                if any(word in path.name for word in _WORDS.get(vendor, ())):
-                    yield warning(
-                        f"{kind} seems to advertise {vendor} devices too: both could allocate the same device",
-                        str(path),
-                        "remove it from this node, or exclude the devices "
-                        "(inventory.exclude); if it was removed already: its socket",
-                    )
-                    break
+    devices = context.inventory.devices
+    for path in _sockets(context.kubelet_dir / "plugins_registry", context.driver):
+        row = next((row for row in DRIVERS if path.name.startswith((f"{row.name}-", f"{row.name}.sock"))), None)
+        if found := _of_vendor(path.name, devices) if row is None else _of_driver(row, devices):
+            yield _socket_warning("a driver", found, path)
+    for path in _sockets(context.kubelet_dir / "device-plugins", context.driver):
+        if found := _of_vendor(path.name, devices):
+            yield _socket_warning("a device plugin", found, path)
+
+
+def _socket_warning(kind: str, devices: str, path: Path) -> Finding:
+    return warning(
+        f"{kind} seems to advertise {devices} devices too: both could allocate the same device",
+        str(path),
+        "remove it from this node, or exclude the devices (inventory.exclude); if it was removed already: its socket",
+    )
+
+
+def _of_driver(row: KnownDriver, devices: Sequence[Device]) -> str:
+    return " and ".join(sorted({device.vendor for device in devices if covers(row.covers, device)}))
+
+
+def _of_vendor(socket: str, devices: Sequence[Device]) -> str:
+    vendors = sorted({device.vendor for device in devices})
+    return next((vendor for vendor in vendors if any(word in socket for word in SOCKET_WORDS.get(vendor, ()))), "")
 
 
 def _found_by_the_agent(context: CheckContext) -> Iterator[Finding]:
     saved = load_conflicts(context.state_dir)
-    for manager, devices in saved.conflicts.by_manager().items():
-        count = f"{len(devices)} device{'' if len(devices) == 1 else 's'} of this node"
+    for group in saved.conflicts.groups():
+        message = str(group).removeprefix(f"{group.manager} ")
         if saved.published:
             yield problem(
-                f"advertises {count} too, and they are still published: each can be allocated to two pods",
-                manager,
+                f"{message}, and they are still published: each can be allocated to two pods",
+                group.manager,
                 'remove it here, exclude the devices, or set second_manager = "refuse"',
             )
         else:
             yield warning(
-                f"advertises {count} too, so they are not published: {', '.join(devices)}",
-                manager,
+                f"{message}, so they are not published: {', '.join(group.names)}",
+                group.manager,
                 "separate the two by node labels, or exclude the devices in one (docs/how-to/devices/conflicts.md)",
             )
+    for manager in saved.conflicts.unjudged:
+        yield warning(
+            "advertises devices for this node and is not judged: nothing shows whether they are devices of this host",
+            manager,
+            "if it manages devices that dra-agent publishes, exclude them (inventory.exclude)",
+        )
 
 
 def _other_agents(context: CheckContext) -> Iterator[Finding]:
