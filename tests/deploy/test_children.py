@@ -19,8 +19,9 @@ from dra_agent.inventory.net_links import query
 print(query(60).default_routes is not None)
 """
 MOVES_AN_INTERFACE = """
-from dra_agent.device_setup.rtnetlink import RestoreRequest, query
-print(query(RestoreRequest("no-such-link0", ())).state)
+from dra_agent.device_setup.rtnetlink import HostInterface, RestoreRequest, query
+no_such_link = HostInterface(2**31 - 1, "02:fc:00:00:00:01")
+print(query(RestoreRequest(no_such_link, "no-such-link0", "/sys/class/net", (), None)).state)
 """
 ACCESSES_SYSFS = """
 import sys
