@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from agent.conftest import AgentProcess, Start
-from device_setup.test_net_move import addresses, ip, links, network, pytestmark
+from device_setup.moved_nic import addresses, ip, links, network
+from device_setup.test_net_move import pytestmark
 from dra_agent.cli.main import main
 
 __all__ = ["pytestmark"]

@@ -67,12 +67,14 @@ def test_interface_is_moved_and_renamed(agents: Agents, namespace: Namespace, in
         key: value for key, value in namespace.environment("user").items() if key.endswith(("_IFNAME", "_NOTE"))
     }
     assert list(reported.values()) == ["net1"], "no note about a missing interface"
+    assert namespace.execute("user", "cat /sys/class/net/net1/mtu").strip() == "9000"
     mtu = agents["node-a"].host / "sys/class/net" / name / "mtu"
-    assert mtu.read_text().strip() == "9000"
+    assert mtu.read_text().strip() != "9000", "of the host"
     namespace.delete_pod("user")
     namespace.wait_until_deleted("user")
-    namespace.api.wait(lambda: mtu.read_text().strip() != "9000", "the MTU is restored after the claim's last pod")
-    assert not list((agents["node-a"].state_dir / "net").iterdir())
+    namespace.api.wait(
+        lambda: not list((agents["node-a"].state_dir / "net").iterdir()), "the record of the interface is removed"
+    )
 
 
 def test_interface_gets_addresses_and_routes(namespace: Namespace, interface: tuple[str, str]) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from deadlines import a_minute
 from dra_agent.claim import ClaimDevice
+from dra_agent.device_setup.link import raw, shown, text
 from dra_agent.device_setup.net import NicConfig, NicSetup
 from dra_agent.device_setup.net import setup as net
 from dra_agent.device_setup.rtnetlink import TIMEOUT_S as QUERY_TIMEOUT_S
@@ -148,6 +149,66 @@ def test_a_nic_that_is_gone_holds_no_claim_up(tree: Tree) -> None:
     shutil.rmtree(tree.host.sysfs / "bus/pci/devices" / ADDRESS)
     agent.tear_down("a", ["nic-0"], None, a_minute())
     assert list((tree.state / "net").iterdir()) == []
+
+
+def test_an_interface_with_an_unknown_name_is_found_by_its_port(tree: Tree) -> None:
+    """A container has renamed it, and the device has another one."""
+    for number, name in enumerate(("ens1", "ens1d1")):
+        if name != "ens1":
+            tree.add(ADDRESS, name)
+        for attribute in ("dev_id", "dev_port"):
+            (tree.host.sysfs / "class/net" / name / attribute).write_text(f"{number}\n")
+    agent = tree.agent()
+    agent.set_up("a", given(nic()), want(name="net1"), None, a_minute())
+    tree.remove(ADDRESS, "ens1")
+    with pytest.raises(RetryableError, match="ens1 has not returned from the container"):
+        agent.tear_down("a", ["nic-0"], None, a_minute())
+    renamed = os.fsdecode(b"\xff\xfe")
+    tree.add(ADDRESS, renamed)
+    for attribute in ("dev_id", "dev_port"):
+        (tree.host.sysfs / "class/net" / renamed / attribute).write_text("0\n")
+    port = agent.interfaces.port(renamed)
+    assert agent.interfaces.find(ADDRESS, port, "ens1", "net1") == renamed
+    assert agent.interfaces.find(ADDRESS, agent.interfaces.port("ens1d1"), "ens1", "net1") == "ens1d1"
+    assert agent.interfaces.find(ADDRESS, "", "ens1", "net1") is None, "recorded by an earlier agent: it may be either"
+
+
+@pytest.mark.parametrize(
+    ("entry", "user"),
+    [("master", "a port of bond0"), ("upper_ens1.5", r"used by ens1\.5"), (b"upper_\xff", r"used by \\xff")],
+)
+def test_an_interface_that_the_host_uses_is_refused(tree: Tree, entry: str | bytes, user: str) -> None:
+    (tree.host.sysfs / "class/net/ens1" / os.fsdecode(entry)).symlink_to("../bond0")
+    for interface in ({"mtu": 9000}, {"name": "net1"}):
+        with pytest.raises(
+            PermanentError, match=f"^device nic-0: interface: ens1 is {user} on the host; choose"
+        ) as caught:
+            tree.agent().set_up("a", given(nic()), want(**interface), None, a_minute())
+        caught.value.message.encode()
+    assert tree.shown("ens1") == (1500, True) and tree.agent().noted("a") == []
+
+
+def test_a_claim_that_is_prepared_again_keeps_its_interface(tree: Tree) -> None:
+    """The host has made it a port since; a container may use the RDMA device."""
+    outcome = tree.agent().set_up("a", given(nic()), want(mtu=9000), None, a_minute())
+    (tree.host.sysfs / "class/net/ens1/master").symlink_to("../bond0")
+    assert tree.agent().set_up("a", given(nic()), want(mtu=9000), outcome.record, a_minute()) == outcome
+
+
+@pytest.mark.parametrize("name", [b"net1", b"\xff\xfe", b"n\xc3\xa9t", b"\\x00", b"", bytes(range(1, 16))])
+def test_names_that_are_not_text_are_kept_exactly(name: bytes) -> None:
+    found = _decoded(name)
+    kept = msgspec.json.decode(msgspec.json.encode(text(found)), type=str)
+    assert raw(kept) == name
+    assert shown(kept).isprintable() or name.decode(errors="replace") == shown(kept)
+
+
+def _decoded(name: bytes) -> str | bytes:
+    """As pyroute2 returns it."""
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return name
 
 
 def test_a_partial_set_up_is_undone(tree: Tree) -> None:
@@ -306,7 +367,7 @@ def shown(name):
     folder = Path("/sys/class/net") / name
     return int((folder / "mtu").read_text()), int((folder / "flags").read_text(), 16) & 1
 outcome = agent.set_up("a", given(nic(ifname="dra0")), want(name="net1", mtu=1300), None, a_minute())
-assert shown("dra0") == (1300, 1), shown("dra0")
+assert shown("dra0") == (1400, 1), shown("dra0")  # changed in the container only
 # What a runtime and the kernel do: into a network with another name, and back from it under that name, switched off.
 ip("link", "set", "dra0", "down")
 ip("link", "set", "dra0", "name", "net1")

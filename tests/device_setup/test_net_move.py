@@ -5,178 +5,52 @@ The kernel deletes a virtual interface with its network; a NIC's comes back to t
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import shutil
+import random
 import socket
 import subprocess
-import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyroute2 import IPRoute
-from pyroute2.netns import setns
 
 from container_runtime import require_runtime
 from deadlines import a_minute
 from device_setup import bpf_programs
-from device_setup.test_net import ADDRESS, given, nic, want
-from dra_agent.agent.hook_server import HookServer
+from device_setup.moved_nic import (
+    IN_POD,
+    NET,
+    Nic,
+    addresses,
+    answered,
+    described,
+    in_network,
+    ip,
+    links,
+    possible,
+)
+from device_setup.test_net import ADDRESS
 from dra_agent.cdi.claim import SpecDevice, build_spec
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.edits import EditProviders
 from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.device_setup import bpf, rtnetlink
-from dra_agent.device_setup.net import NicSetup
 from dra_agent.device_setup.net.mover import TASK
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.host import Host
 from dra_agent.inventory.model import Device
-from dra_agent.prepare.setup import SetupOutcome
-from eventually import DEADLINE_S, eventually
+from dra_agent.inventory.uplink import is_of_device
+from eventually import DEADLINE_S
 
-NET = Path("/sys/class/net")
-# Other processes that run these tests share the host's network, so every name and address there is this one's own.
-IN_POD = f"net{os.getpid()}"
-ON_HOST = f"dra{os.getpid()}a"
-PEER = f"dra{os.getpid()}b"
-HARDWARE_ADDRESS = ":".join(f"{byte:02x}" for byte in (0x02, 0xFC, *os.getpid().to_bytes(4, "big")))
-
-
-def ip(*words: str, inside: int | None = None, check: bool = True) -> str:
-    entered = ["nsenter", f"--net=/proc/{inside}/ns/net"] if inside is not None else []
-    done = subprocess.run([*entered, "ip", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 or not check, f"ip {' '.join(words)}: {done.stderr}"
-    return done.stdout
-
-
-def _possible() -> bool:
-    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "nsenter", "unshare"))):
-        return False
-    return subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode == 0
-
-
-pytestmark = pytest.mark.skipif(not _possible(), reason="needs root, network namespaces, iproute2 and util-linux")
+pytestmark = pytest.mark.skipif(not possible(), reason="needs root, network namespaces, iproute2 and util-linux")
 
 
 @pytest.fixture(autouse=True)
 def every_test_has_time(no_haste: None) -> None:
     """A machine that runs many tests takes seconds to start a process."""
-
-
-class Nic:
-    """A NIC of the host, made of one end of a veth pair, and an agent that has prepared it for claim `a`."""
-
-    def __init__(self, root: Path) -> None:
-        self.name, self.peer, self.hardware = ON_HOST, PEER, HARDWARE_ADDRESS
-        self.root = root
-        self.host = Host(sysfs=root / "sys")
-        device = root / "sys/bus/pci/devices" / ADDRESS / "net"
-        device.mkdir(parents=True)
-        (root / "sys/class").mkdir()
-        (root / "sys/class/net").symlink_to(NET)
-        ip("link", "add", self.name, "address", self.hardware, "type", "veth", "peer", "name", self.peer)
-        ip("link", "set", self.peer, "up")
-        ip("link", "set", self.name, "up")
-        ip("address", "add", "192.0.2.7/24", "dev", self.name)
-        self.agent = self.new_agent()
-
-    def new_agent(self) -> NicSetup:
-        """An agent that knows of the earlier ones what they left on disk."""
-        folder = self.root / "host"
-        agent = NicSetup(self.host, self.root / "state", folder, return_timeout_s=0.3)
-        # The device's folder in /sys, which for a NIC shows the host's interfaces alone.
-        agent.interfaces.of = lambda address: [name for name in (self.name, IN_POD) if (NET / name).exists()]  # type: ignore[method-assign]
-        return agent
-
-    def prepare(self, **interface: Any) -> SetupOutcome:
-        return self.agent.set_up("a", given(nic(ifname=self.name)), want(**interface), None, a_minute())
-
-    def hook(self, outcome: SetupOutcome, pid: int) -> subprocess.CompletedProcess[str]:
-        """What a runtime does before it starts a container whose first process this is."""
-        (hook,) = outcome.edits["nic-0"].hooks
-        state = json.dumps({"ociVersion": "1.2.0", "id": "c", "status": "created", "pid": pid})
-        command = [hook.path, *hook.args[1:]]
-        return subprocess.run(command, input=state, capture_output=True, text=True, timeout=120, check=False)
-
-    def come_back(self, pod: int, name: str = IN_POD) -> None:
-        ip("link", "set", name, "netns", str(os.getpid()), inside=pod)
-
-    def note(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.root / "state/net/nic-0.json").read_text())
-        return found
-
-    def remove(self) -> None:
-        for name in (self.name, self.peer, IN_POD):
-            ip("link", "delete", name, check=False)
-
-
-def links(pod: int) -> dict[str, Any]:
-    return {link["ifname"]: link for link in json.loads(ip("-json", "address", inside=pod))}
-
-
-def addresses(link: dict[str, Any]) -> list[str]:
-    found = [item for item in link["addr_info"] if item["scope"] == "global"]
-    return [f"{item['local']}/{item['prefixlen']}" for item in found]
-
-
-@pytest.fixture
-def the_nic() -> Iterator[Nic]:
-    with tempfile.TemporaryDirectory(prefix="mov-") as path:
-        made = Nic(Path(path))
-        try:
-            yield made
-        finally:
-            made.remove()
-
-
-@contextmanager
-def network() -> Iterator[int]:
-    """A pod's network; gives a process in it."""
-    process = subprocess.Popen(["unshare", "--net", "sleep", "600"])
-    try:
-        own = Path("/proc/self/ns/net").readlink()
-        eventually(lambda: Path(f"/proc/{process.pid}/ns/net").readlink() != own, "no network namespace was made")
-        yield process.pid
-    finally:
-        process.kill()
-        process.wait()
-
-
-@pytest.fixture
-def pod() -> Iterator[int]:
-    with network() as pid:
-        yield pid
-
-
-@pytest.fixture
-def other_pod() -> Iterator[int]:
-    with network() as pid:
-        yield pid
-
-
-@contextmanager
-def answered(agent: NicSetup, path: Path | None = None) -> Iterator[None]:
-    """Answer hooks as the agent does, on its socket or at another path."""
-    loop = asyncio.new_event_loop()
-    hooks = HookServer(path or agent.hook.socket, {TASK: agent.mover.move})
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    asyncio.run_coroutine_threadsafe(hooks.start(), loop).result(60)
-    try:
-        yield
-    finally:
-        asyncio.run_coroutine_threadsafe(hooks.stop(), loop).result(60)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(60)
-        loop.close()
 
 
 def test_an_interface_is_moved_and_put_back_as_it_was(the_nic: Nic, pod: int) -> None:
@@ -195,38 +69,12 @@ def test_an_interface_is_moved_and_put_back_as_it_was(the_nic: Nic, pod: int) ->
     assert not (NET / IN_POD).exists() and not (the_nic.root / "state/net/nic-0.json").exists()
 
 
-def described(pod: int, name: str) -> dict[str, Any]:
-    """Return the kernel's description of an interface, without its numbers, counters and carrier.
-
-    The kernel updates the state of the carrier some time after the link.
-    """
-    found: dict[str, Any]
-    (found,) = json.loads(ip("-json", "-details", "link", "show", "dev", name, inside=pod))
-    drop = ("ifindex", "link", "link_index", "link_netnsid", "operstate", "group_ifindex")
-    found["flags"] = [flag for flag in found["flags"] if flag not in ("LOWER_UP", "NO-CARRIER")]
-    return {key: value for key, value in found.items() if key not in drop}
-
-
 def spoil(pod: int, hardware: str) -> None:
     """What root of a pod can do to an interface."""
     ip("link", "set", IN_POD, "down", inside=pod)
     ip("link", "set", IN_POD, "address", hardware, "mtu", "900", "txqueuelen", "7", "alias", "mine", inside=pod)
     ip("link", "set", IN_POD, "promisc", "on", "allmulticast", "on", "arp", "off", "group", "7", inside=pod)
     ip("link", "set", IN_POD, "gso_max_size", "4000", "gso_max_segs", "5", inside=pod)
-
-
-@contextmanager
-def in_network(pid: int) -> Iterator[None]:
-    """Run in a pod's network, on another thread."""
-    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-    there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
-    try:
-        setns(there)
-        yield
-    finally:
-        setns(own)
-        os.close(own)
-        os.close(there)
 
 
 def attach_xdp(pid: int, name: str, *, by_link: bool = False) -> int | None:
@@ -284,6 +132,37 @@ def test_nothing_that_a_pod_has_made_of_an_interface_is_left(the_nic: Nic, pod: 
     the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
     assert described(os.getpid(), the_nic.name) == before
     assert addresses(links(os.getpid())[the_nic.name]) == ["192.0.2.7/24"]
+
+
+def foreign_names() -> list[bytes]:
+    """Names that the kernel accepts (dev_valid_name) and that are not text: each byte but those that it refuses."""
+    fuzzed = random.Random(43)
+    allowed = [byte for byte in range(1, 256) if byte not in b"/:@%" and not chr(byte).isspace()]
+    drawn = [bytes(fuzzed.choices(allowed, k=fuzzed.randint(1, 15))) for _ in range(4)]
+    return [b"\xff\xfe", b"net\xe9", b"\xed\xb2\x80", b"\xf0\x9f\x92\xa9", b"\xc0\x80", b"\\xff", *drawn]
+
+
+@pytest.mark.parametrize("name", foreign_names())
+def test_a_pod_cannot_keep_a_nic_by_a_name_that_is_not_text(the_nic: Nic, pod: int, name: bytes) -> None:
+    outcome = the_nic.prepare(name=IN_POD)
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    there = ["nsenter", f"--net=/proc/{pod}/ns/net", "ip", "link"]
+    own = name + str(os.getpid()).encode()[: 15 - len(name)]  # other runs of these tests share the host's network
+    subprocess.run([*there, "set", "dev", IN_POD, "down"], check=True)
+    subprocess.run([*there, "set", "dev", IN_POD, "name", own], check=True)
+    subprocess.run(
+        [*there, "property", "add", "dev", own, "altname", b"alt\xff" + os.urandom(4).hex().encode()], check=True
+    )
+    subprocess.run([*there, "set", "dev", own, "alias", b"\xff\xfe"], check=True)
+    subprocess.run([*there, "set", "dev", own, "netns", str(os.getpid())], check=True)
+    agent = the_nic.new_agent()
+    agent.interfaces.of = lambda address: [n for n in (the_nic.name, os.fsdecode(own)) if (NET / n).exists()]  # type: ignore[method-assign]
+    assert is_of_device(os.fsdecode(own), the_nic.hardware)
+    agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    host = links(os.getpid())[the_nic.name]
+    assert (host["address"], addresses(host)) == (the_nic.hardware, ["192.0.2.7/24"])
+    assert "altnames" not in host and not host.get("ifalias")
 
 
 def test_a_pod_cannot_keep_the_name_of_the_hosts_interface(the_nic: Nic, pod: int) -> None:

@@ -3,6 +3,8 @@
 setns(2) applies to a whole thread, which is another reason for a process. `python -m dra_agent.device_setup.rtnetlink`
 reads a request from its standard input and prints the result, both as JSON; the container's network namespace is an
 inherited file descriptor.
+
+Links are found by their index: a container can give one a name that is not text.
 """
 
 from __future__ import annotations
@@ -11,37 +13,43 @@ import errno
 import ipaddress
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from dra_agent import netlink
+from dra_agent.device_setup import ethtool, link_files
+from dra_agent.device_setup.link import (
+    ETHERNET_CHARACTERS,
+    FLAGS,
+    Link,
+    alias_of,
+    altnames_of,
+    master_of,
+    name_of,
+    numbers_of,
+    set_reported_up,
+    shown,
+    upper_of,
+    xdp_of,
+)
+from dra_agent.device_setup.link_reset import LinkReset
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
 
 TIMEOUT_S = 15.0
 """Maximum seconds for the process, with its start on a loaded host; with RETURN_TIMEOUT_S less than the hook has."""
-_ETHERNET = len("02:fc:00:00:00:01")
-_FLAGS = 0x80 | 0x100 | 0x200 | 0x1000
-"""IFF_NOARP, IFF_PROMISC, IFF_ALLMULTI and IFF_MULTICAST (linux/if.h): configured flags, without reported ones."""
-_NUMBERS = {
-    "IFLA_TXQLEN": "txqlen",
-    "IFLA_GROUP": "group",
-    "IFLA_GSO_MAX_SIZE": "gso_max_size",
-    "IFLA_GSO_MAX_SEGS": "gso_max_segs",
-    "IFLA_GRO_MAX_SIZE": "gro_max_size",
-}
-"""Link attributes that can be changed with CAP_NET_ADMIN in its namespace, by their names in the kernel and pyroute2.
-"""
-_XDP_MODES = {"IFLA_XDP_SKB_PROG_ID": 1 << 1, "IFLA_XDP_DRV_PROG_ID": 1 << 2, "IFLA_XDP_HW_PROG_ID": 1 << 3}
-"""With the flag of the mode (XDP_FLAGS_SKB_MODE and others, linux/if_link.h)."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_HELD_STATES = ("TESTING", "DORMANT")
+"""States that IFLA_OPERSTATE can set, and that remain until the carrier changes."""
 
 
 class HostInterface(msgspec.Struct, frozen=True):
     """The interface of a device on the host, as /sys shows it: the link that is moved must be the same."""
 
-    name: str
+    index: int
     hardware_address: str
 
 
@@ -57,6 +65,8 @@ class MoveRequest(msgspec.Struct, frozen=True, tag="move"):
     """Last name of the interface on the host."""
     name: str
     """Name in the container."""
+    mtu: int | None
+    """None: that of the host."""
     addresses: tuple[str, ...]
     asked: bool
     """Whether the claim sets these addresses; otherwise they are those of the host."""
@@ -67,41 +77,36 @@ class MoveRequest(msgspec.Struct, frozen=True, tag="move"):
 
 
 class RestoreRequest(msgspec.Struct, frozen=True, tag="restore"):
-    """Request to restore the addresses of an interface of the host."""
+    """Request to restore addresses and settings of an interface of the host after Reset."""
 
+    interface: HostInterface
     name: str
+    folder: str
+    """The folder with all interfaces, /sys/class/net."""
     addresses: tuple[str, ...]
-
-
-class Link(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Properties of an interface that a container with its namespace can change, and a move does not."""
-
-    hardware_address: str
-    flags: int | None = None
-    """None, here and below: unknown, and not changed."""
-    numbers: dict[str, int] = {}
-    """By attribute ("IFLA_TXQLEN")."""
-    alias: str | None = None
-    altnames: tuple[str, ...] | None = None
-    xdp: tuple[int, ...] = ()
-    """IDs of the programs that the host has attached."""
-    tcx: tuple[int, ...] | None = ()
-    """The same for tcx; None without the permission to list them, so none is removed."""
+    link: Link | None
+    """None: unknown."""
 
 
 class Describe(msgspec.Struct, frozen=True, tag="describe"):
     """Request to read the properties of an interface of the host."""
 
+    interface: HostInterface
     name: str
-    hardware_address: str
+    folder: str
+    """See RestoreRequest."""
 
 
 class Reset(msgspec.Struct, frozen=True, tag="reset"):
-    """Request to restore a returned interface, and to remove programs that are not the host's."""
+    """Request to restore an interface, its name, MTU and state, and to remove programs that are not the host's."""
 
+    interface: HostInterface
     name: str
-    """The current name."""
-    link: Link
+    """The name on the host."""
+    mtu: int
+    up: bool
+    link: Link | None
+    """None: no other property can have changed."""
 
 
 class NetResult(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -113,12 +118,19 @@ class NetResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """The step that the kernel rejected, and why; the interface stays where it was moved to."""
     changed: tuple[str, ...] = ()
     """Properties that were changed, as text."""
+    differing: tuple[str, ...] = ()
+    """Properties that could not be restored, and why."""
     doubts: tuple[str, ...] = ()
-    """Properties that stay changed, or are unknown."""
+    """Properties that are unknown."""
     link: Link | None = None
+    mtu_range: tuple[int, int] | None = None
+    """Minimum and maximum bytes that the driver accepts; a maximum of 0 is unknown."""
 
 
-def query(request: MoveRequest | RestoreRequest | Describe | Reset) -> NetResult:
+Request = MoveRequest | RestoreRequest | Describe | Reset
+
+
+def query(request: Request) -> NetResult:
     """Run the process and return its result; raises RetryableError if it fails or times out."""
     files = (request.network,) if isinstance(request, MoveRequest) else ()
     hint = "check the kernel log (dmesg); the agent retries"
@@ -126,6 +138,14 @@ def query(request: MoveRequest | RestoreRequest | Describe | Reset) -> NetResult
     return netlink.query_subprocess(
         "dra_agent.device_setup.rtnetlink", NetResult, TIMEOUT_S, hint=hint, stdin=data, files=files
     )
+
+
+def boot_id() -> str:
+    """Return the ID of the current boot; "" without /proc."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 def move(request: MoveRequest) -> NetResult:
@@ -137,8 +157,9 @@ def move(request: MoveRequest) -> NetResult:
     with netlink.connect() as host:
         setns(request.network)  # open sockets stay in the namespace in which they were created
         with netlink.connect() as inside:
-            there = _links(inside).get(name)
-            present = _links(host).get(request.present.name) if request.present is not None else None
+            there = _named(inside, name)
+            links = _links(host)
+            present = links.get(request.present.index) if request.present is not None else None
             if (
                 present is None
                 or request.present is None
@@ -150,6 +171,9 @@ def move(request: MoveRequest) -> NetResult:
                 if request.state == "complete":
                     return NetResult("there")
                 return NetResult("there", _finish(inside, int(there["index"]), request))
+            # It may have become a port since prepare.
+            if why := _in_use(present, links):
+                return NetResult("away", why)
             if there is not None:
                 return NetResult("taken")
             try:
@@ -158,169 +182,102 @@ def move(request: MoveRequest) -> NetResult:
             except NetlinkError as error:
                 return NetResult("away", f"the interface cannot be moved: {os.strerror(error.code)}")
             # Its index changes if the old one is in use.
-            return NetResult("moved", _finish(inside, int(_links(inside)[name]["index"]), request))
+            return NetResult("moved", _finish(inside, int(_named(inside, name)["index"]), request))
 
 
 def restore(request: RestoreRequest) -> NetResult:
     """Process the request in the host's network namespace."""
+    changed: list[str] = []
+    differing: list[str] = []
+    doubts: list[str] = []
     with netlink.connect() as host:
-        link = _links(host).get(request.name)
-        if link is None:
+        found = _at(host, request.interface)
+        if found is None:
             return NetResult("away")
+        index = int(found["index"])
+        link = request.link
+        if link is not None:
+            folder = Path(request.folder) / request.name
+            # Before and after the settings of ethtool: a queue has files only if its channel exists, and some drivers
+            # have NAPI contexts only with GRO.
+            changed += link_files.restore(folder, link.files)[0]
+            parts = [ethtool.restore(index, link.ethtool)] if link.ethtool is not None else []
+            if link.steering is not None:
+                from dra_agent.device_setup import steering
+
+                parts.append(steering.restore(index, link.steering))
+            parts.append(link_files.restore(folder, link.files))
+            for done, left in parts:
+                changed += done
+                differing += left
+            done, left = link_files.restore_sysctls(request.name, link.sysctls)
+            changed += done
+            doubts += left
         for address in request.addresses:
-            if why := _add_address(host, int(link["index"]), address):
-                return NetResult("there", why)
-    return NetResult("there")
+            if why := _add_address(host, index, address):
+                return NetResult("there", why, tuple(changed), tuple(differing), tuple(doubts))
+        if link is not None and "IFLA_LINKMODE" in link.numbers:
+            _leave_held_state(host, request.interface)
+    return NetResult("there", "", tuple(changed), tuple(differing), tuple(doubts))
 
 
 def describe(request: Describe) -> NetResult:
     """Process the request in the host's network namespace."""
     with netlink.connect() as host:
-        found = _links(host).get(request.name)
-        if found is None or str(found.get_attr("IFLA_ADDRESS")) != request.hardware_address[:_ETHERNET]:
+        links = _links(host)
+        found = _same(links, request.interface)
+        if found is None:
             return NetResult("away")
-        from dra_agent.device_setup import bpf  # uses ctypes, which the agent's own process does not load
+        from dra_agent.device_setup import bpf, steering  # use ctypes, which the agent's own process does not load
 
-        programs = bpf.tcx_programs(int(found["index"]))
+        index = int(found["index"])
         link = Link(
-            request.hardware_address,
-            int(found["flags"]) & _FLAGS,
-            {name: int(value) for name in _NUMBERS if (value := found.get_attr(name)) is not None},
-            _alias(found),
-            tuple(_altnames(found)),
-            tuple(_xdp(found).values()),
-            programs,
+            request.interface.hardware_address,
+            int(found["flags"]) & FLAGS,
+            numbers_of(found),
+            alias_of(found),
+            tuple(altnames_of(found)),
+            tuple(xdp_of(found).values()),
+            bpf.tcx_programs(index),
+            master_of(found, links),
+            ethtool.read(index),
+            steering.read(index),
+            link_files.read(Path(request.folder) / request.name),
+            link_files.read_sysctls(request.name),
+            boot_id(),
         )
-    return NetResult("there", link=link)
+        smallest, largest = (int(found.get_attr(name) or 0) for name in ("IFLA_MIN_MTU", "IFLA_MAX_MTU"))
+    return NetResult("there", link=link, mtu_range=(smallest, largest))
 
 
 def reset(request: Reset) -> NetResult:
     """Process the request in the host's network namespace."""
     with netlink.connect() as host:
-        found = _links(host).get(request.name)
+        found = _at(host, request.interface)
         if found is None:
             return NetResult("away")
-        cleaning = _Cleaning(host, int(found["index"]), request.link)
-        refused = cleaning.remove_programs(found) or cleaning.set_hardware_address(found) or cleaning.set_flags(found)
-        if not refused:
-            cleaning.set_others(found)
-        return NetResult("there", refused, tuple(cleaning.changed), tuple(cleaning.doubts))
-
-
-class _Cleaning:
-    def __init__(self, host: IPRoute, index: int, before: Link) -> None:
-        self._host = host
-        self._index = index
-        self._before = before
-        self.changed: list[str] = []
-        self.doubts: list[str] = []
-
-    def remove_programs(self, found: Any) -> str:
-        from dra_agent.device_setup import bpf
-
-        for mode, program in _xdp(found).items():
-            if program in self._before.xdp:
-                continue
-            off = {"attrs": [("IFLA_XDP_FD", -1), ("IFLA_XDP_FLAGS", _XDP_MODES[mode])]}
-            if why := self._set(IFLA_XDP=off):
-                return _program_remains("an XDP program", program, why)
-            self.changed.append(f"XDP program {program} removed")
-        programs = bpf.tcx_programs(self._index)
-        if programs is None or (programs and self._before.tcx is None):
-            self.doubts.append("a tcx program of a pod may remain: bpf(2) is not permitted, or was not at prepare")
-            return ""
-        for program in programs:
-            if program in (self._before.tcx or ()):
-                continue
-            if why := bpf.detach_tcx(self._index, program):
-                return _program_remains("a tcx program", program, why)
-            self.changed.append(f"tcx program {program} removed")
-        return ""
-
-    def set_hardware_address(self, found: Any) -> str:
-        before, now = self._before.hardware_address, str(found.get_attr("IFLA_ADDRESS"))
-        # The adapter determines the 20 bytes of InfiniBand.
-        if len(before) != _ETHERNET or before == now:
-            return ""
-        if self._set(address=before):
-            # Most adapters accept another address only while the link is down; the caller sets it up again.
-            why = self._set(state="down") or self._set(address=before)
-            if why:
-                return f"its hardware address is {now} and cannot be restored to {before}: {why}"
-        self.changed.append(f"hardware address {now} restored to {before}")
-        return ""
-
-    def set_flags(self, found: Any) -> str:
-        before, now = self._before.flags, int(found["flags"]) & _FLAGS
-        if before is None or before == now:
-            return ""
-        if why := self._set(flags=before, change=before ^ now):
-            return f"its flags are {now:#x} and cannot be restored to {before:#x}: {why}"
-        self.changed.append(f"flags {now:#x} restored to {before:#x}")
-        return ""
-
-    def set_others(self, found: Any) -> None:
-        before = self._before
-        for name, value in before.numbers.items():
-            now = found.get_attr(name)
-            if name in _NUMBERS and now is not None and int(now) != value:
-                self._note(f"{_NUMBERS[name]} {now} restored to {value}", self._set(**{_NUMBERS[name]: value}))
-        if before.alias is not None and before.alias != _alias(found):
-            self._note("alias restored", self._set(IFLA_IFALIAS=before.alias))
-        if before.altnames is None:
-            return
-        now_called = _altnames(found)
-        # Remove altnames first: one may be the original name.
-        for name in now_called:
-            if name not in before.altnames:
-                self._note(f"alternative name {name} removed", self._link("property_del", altname=name))
-        for name in before.altnames:
-            if name not in now_called:
-                self._note(f"alternative name {name} restored", self._link("property_add", altname=name))
-
-    def _note(self, message: str, why: str) -> None:
-        if why:
-            self.doubts.append(f"{message}: {why}")
-        else:
-            self.changed.append(message)
-
-    def _set(self, **attributes: Any) -> str:
-        return self._link("set", **attributes)
-
-    def _link(self, command: str, **attributes: Any) -> str:
-        from pyroute2.netlink.exceptions import NetlinkError
-
-        try:
-            self._host.link(command, index=self._index, **attributes)
-        except NetlinkError as error:
-            return os.strerror(error.code)
-        return ""
-
-
-def _program_remains(message: str, program: int, why: str) -> str:
-    return f"{message} (id {program}) cannot be removed: {why}; a process holds it by a link, see `bpftool link`"
-
-
-def _xdp(link: Any) -> dict[str, int]:
-    found = link.get_attr("IFLA_XDP")
-    if found is None:
-        return {}
-    return {mode: int(program) for mode in _XDP_MODES if (program := found.get_attr(mode))}
-
-
-def _altnames(link: Any) -> list[str]:
-    names = link.get_attr("IFLA_PROP_LIST")
-    return [] if names is None else [str(name) for name in names.get_attrs("IFLA_ALT_IFNAME")]
-
-
-def _alias(link: Any) -> str:
-    return str(link.get_attr("IFLA_IFALIAS") or "")
+        before = request.link
+        link = LinkReset(host, int(found["index"]), before or Link(request.interface.hardware_address))
+        refused = ""
+        if before is not None:
+            refused = link.remove_programs(found) or link.set_hardware_address(found) or link.set_flags(found)
+            if not refused:
+                link.set_others(found)
+        refused = (
+            refused or link.rename(found, request.name) or link.set_mtu_and_state(found, request.mtu, up=request.up)
+        )
+        return NetResult("there", refused, tuple(link.changed), tuple(link.differing), tuple(link.doubts))
 
 
 def _finish(inside: IPRoute, index: int, request: MoveRequest) -> str:
-    """Set the link up, which creates its own routes, then add addresses and routes; return what fails."""
+    """Set the MTU, and the link up, which creates its own routes, then add addresses and routes; return what fails."""
     from pyroute2.netlink.exceptions import NetlinkError
 
+    if request.mtu is not None:
+        try:
+            inside.link("set", index=index, mtu=request.mtu)
+        except NetlinkError as error:
+            return f"interface.mtu: it does not accept {request.mtu}: {os.strerror(error.code)}; request another MTU"
     try:
         inside.link("set", index=index, state="up")
     except NetlinkError as error:
@@ -339,6 +296,23 @@ def _finish(inside: IPRoute, index: int, request: MoveRequest) -> str:
     return ""
 
 
+def _in_use(link: Any, links: dict[int, Any]) -> str:
+    """Return why the host cannot do without the link, otherwise ""."""
+    name, master = shown(name_of(link)), master_of(link, links)
+    if master.index:
+        return f"{name} is a port of {shown(master.name) or f'interface {master.index}'} on the host"
+    upper = upper_of(link, links)
+    return f"{shown(upper)} on the host uses {name}" if upper is not None else ""
+
+
+def _leave_held_state(host: IPRoute, interface: HostInterface) -> None:
+    """Report the link as up again if a container set another state; the kernel rejects that without a carrier."""
+    found = _at(host, interface)
+    if found is None or found.get_attr("IFLA_OPERSTATE") not in _HELD_STATES or not found.get_attr("IFLA_CARRIER"):
+        return
+    set_reported_up(int(found["index"]))
+
+
 def _add_address(network: IPRoute, index: int, address: str, *, unless: int | None = None) -> str:
     from pyroute2.netlink.exceptions import NetlinkError
 
@@ -351,20 +325,38 @@ def _add_address(network: IPRoute, index: int, address: str, *, unless: int | No
     return ""
 
 
-def _links(network: IPRoute) -> dict[str, Any]:
-    return {str(link.get_attr("IFLA_IFNAME")): link for link in netlink.dump(network.get_links)}
+def _links(network: IPRoute) -> dict[int, Any]:
+    return {int(link["index"]): link for link in netlink.dump(network.get_links)}
+
+
+def _named(network: IPRoute, name: str) -> Any:
+    return next((link for link in _links(network).values() if name_of(link) == name), None)
+
+
+def _at(host: IPRoute, interface: HostInterface) -> Any:
+    return _same(_links(host), interface)
+
+
+def _same(links: dict[int, Any], interface: HostInterface) -> Any:
+    """Return the link that /sys shows as this interface; None if it is another one, as on a simulated host."""
+    found = links.get(interface.index)
+    is_same = found is not None and _has_address(found, interface.hardware_address)
+    return found if is_same else None
+
+
+def _has_address(link: Any, hardware_address: str) -> bool:
+    # pyroute2 returns the first 6 of InfiniBand's 20 bytes, in which the queue pair number distinguishes ports.
+    return str(link.get_attr("IFLA_ADDRESS")) == hardware_address[:ETHERNET_CHARACTERS]
 
 
 def _is(link: Any, request: MoveRequest, hardware_address: str) -> bool:
     """Return whether a link is the interface: by its device (reported since Linux 5.14), or by its hardware address."""
-    # pyroute2 returns the first 6 of InfiniBand's 20 bytes, in which the queue pair number distinguishes ports.
-    same = str(link.get_attr("IFLA_ADDRESS")) == hardware_address[:_ETHERNET]
-    return same or link.get_attr("IFLA_PARENT_DEV_NAME") == request.pci_address
+    return _has_address(link, hardware_address) or link.get_attr("IFLA_PARENT_DEV_NAME") == request.pci_address
 
 
 def main() -> None:
     """Process one request."""
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=MoveRequest | RestoreRequest | Describe | Reset)  # noqa: TID251 - the child's request, from the agent
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)  # noqa: TID251 - the child's request, from the agent
     if isinstance(request, MoveRequest):
         done = move(request)
     elif isinstance(request, RestoreRequest):

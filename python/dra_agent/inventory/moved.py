@@ -24,7 +24,7 @@ INTERFACE_ATTRIBUTES = ("ifName", "mac", "mtu", "linkType", "linkSpeed", "state"
 """Attributes of a NIC from its interface."""
 CHANGED_BY_CLAIMS = ("mtu",)
 """Attributes that a claim may change on an interface that stays on the host."""
-_MAX_BYTES = 1 << 16
+_MAX_BYTES = 1 << 20
 
 
 class _Interface(msgspec.Struct, frozen=True):

@@ -1,19 +1,20 @@
-"""Network interfaces of the host: read from sysfs, changed through sysfs and one ioctl for names.
+"""Network interfaces of the host: read from sysfs, and changed through sysfs.
 
-Source: Documentation/ABI/testing/sysfs-class-net, net/core/net-sysfs.c, netdevice(7).
+The kernel's names are bytes. Those here are decoded as file names (os.fsdecode), so each one has a path.
+
+Source: Documentation/ABI/testing/sysfs-class-net, net/core/net-sysfs.c.
 """
 
 from __future__ import annotations
 
-import fcntl
+import os
 import socket
-import struct
 from pathlib import Path
 
 from dra_agent.device_setup.sysfs_writer import RealSysfsWriter, TimedWriter
 
 _UP = 0x1
-_SIOCSIFNAME = 0x8923
+_PORT = ("dev_id", "dev_port", "phys_port_name")
 
 
 class Interfaces:
@@ -21,6 +22,8 @@ class Interfaces:
 
     def __init__(self, sysfs: Path) -> None:
         self._sysfs = sysfs
+        self.folder = sysfs / "class/net"
+        """The folder with all interfaces."""
         self._writes = TimedWriter(RealSysfsWriter(sysfs))
 
     def of(self, address: str) -> list[str] | None:
@@ -31,15 +34,36 @@ class Interfaces:
         # The interface of a virtio adapter is one level below.
         return sorted(path.name for pattern in ("net/*", "virtio*/net/*") for path in folder.glob(pattern))
 
-    def find(self, address: str, *names: str | None) -> str | None:
-        """Return the current name of a device's interface that had one of these names; None if it is not here.
+    def find(self, address: str, port: str, *names: str | None) -> str | None:
+        """Return the current name of a device's interface; None if it is not here.
 
-        A device can have other interfaces (ports, representors of its virtual functions), which are never returned.
+        It is the one of this port, or had one of these names. A device can have other interfaces (ports, representors
+        of its virtual functions), which are never returned.
         """
         present = self.of(address) or []
-        known = next((name for name in names if name in present), None)
-        # The kernel renames an interface that returns to the host if its name is in use.
-        return present[0] if known is None and len(present) == 1 else known
+        # Under any name: a container can rename it, and so does the kernel if its name is in use when it returns.
+        same = [name for name in present if self.port(name) == port] if port else present
+        # A driver of another version can report another port.
+        known = next((name for name in names if name in (same or present)), None)
+        return same[0] if known is None and len(same) == 1 else known
+
+    def port(self, name: str) -> str:
+        """Return the port of its device, which a container cannot change; "" if it cannot be read."""
+        values = [self._optional(name, attribute) for attribute in _PORT]
+        return " ".join(values) if any(values) else ""
+
+    def index(self, name: str) -> int:
+        """Return its index in the agent's network namespace."""
+        return socket.if_nametoindex(name)
+
+    def user(self, name: str) -> str | None:
+        """Return what the host uses it for, "a port of bond0" or "used by ens1.5"; None if neither is known."""
+        folder = self.folder / name
+        try:
+            return f"a port of {shown((folder / 'master').readlink().name)}"
+        except OSError:
+            upper = next(iter(sorted(folder.glob("upper_*"))), None)
+            return f"used by {shown(upper.name.removeprefix('upper_'))}" if upper is not None else None
 
     def hardware_address(self, name: str) -> str:
         """Return its hardware address ("02:fc:00:00:00:01")."""
@@ -62,14 +86,19 @@ class Interfaces:
         flags = int(self._read(name, "flags"), 16)
         self._write(name, "flags", hex(flags | _UP if on else flags & ~_UP))
 
-    def rename(self, old: str, new: str) -> None:
-        """Rename it; the link must be down."""
-        request = struct.pack("16s16s", old.encode(), new.encode()) + b"\0" * 8
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as control:
-            fcntl.ioctl(control, _SIOCSIFNAME, request)
-
     def _read(self, name: str, attribute: str) -> str:
-        return (self._sysfs / "class/net" / name / attribute).read_text().strip()
+        return (self.folder / name / attribute).read_text().strip()
+
+    def _optional(self, name: str, attribute: str) -> str:
+        try:
+            return self._read(name, attribute)
+        except (OSError, ValueError):
+            return ""
 
     def _write(self, name: str, attribute: str, text: str) -> None:
         self._writes.write(name, f"class/net/{name}/{attribute}", f"{text}\n")
+
+
+def shown(name: str) -> str:
+    """Return a name for a message, which must be text."""
+    return os.fsencode(name).decode(errors="backslashreplace")

@@ -122,6 +122,7 @@ class InterfaceMover:
             original.address,
             original.hardware_address,
             str(desired.name),
+            desired.mtu,
             original.addresses if desired.addresses is None else desired.addresses,
             is_configured,
             tuple((route.destination, route.gateway) for route in desired.routes),
@@ -130,9 +131,11 @@ class InterfaceMover:
 
     def _on_host(self, original: OriginalInterface) -> rtnetlink.HostInterface | None:
         try:
-            name = self._interfaces.find(original.address, original.ifname, original.interface.name)
-            return None if name is None else rtnetlink.HostInterface(name, self._interfaces.hardware_address(name))
-        except OSError:
+            name = self._interfaces.find(original.address, original.port, original.ifname, original.interface.name)
+            if name is None:
+                return None
+            return rtnetlink.HostInterface(self._interfaces.index(name), self._interfaces.hardware_address(name))
+        except (OSError, ValueError):
             return None  # it was removed concurrently
 
     def _open(self, pid: int) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from dra_agent.device_setup.rtnetlink import Link
+from dra_agent.device_setup.link import Link
 from dra_agent.inventory.api import Attribute
 from dra_agent.prepare.config import RULES
 
@@ -124,7 +124,7 @@ class NicConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interface: Annotated[InterfaceConfig, _NAMED_ONLY]
 
 
-MAX_STATE_BYTES = 1 << 16
+MAX_STATE_BYTES = 1 << 20
 """Bytes."""
 
 
@@ -140,6 +140,8 @@ class OriginalInterface(msgspec.Struct, frozen=True, omit_defaults=True):
     up: bool
     hardware_address: str = ""
     """Its hardware address, which identifies it in the network namespace of a container."""
+    port: str = ""
+    """The port of its device; "" if it is unknown, or an earlier agent recorded less."""
     addresses: tuple[str, ...] = ()
     """In CIDR notation, the addresses that are permanent."""
     link: Link | None = None

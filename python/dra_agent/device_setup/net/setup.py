@@ -1,9 +1,10 @@
-"""Device setup of network adapters: the MTU, the hook that requests the move, and the restore after it."""
+"""Device setup of network adapters: the hook that requests the move, the MTU, and the restore after them."""
 
 from __future__ import annotations
 
 import errno
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,8 @@ from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup import rtnetlink
 from dra_agent.device_setup.container_hook import ContainerHook
-from dra_agent.device_setup.net.interfaces import Interfaces
+from dra_agent.device_setup.link import Link
+from dra_agent.device_setup.net.interfaces import Interfaces, shown
 from dra_agent.device_setup.net.mover import TASK, InterfaceMover
 from dra_agent.device_setup.net.parameters import MAX_STATE_BYTES, InterfaceConfig, NicConfig, OriginalInterface
 from dra_agent.device_setup.state_files import StateFiles
@@ -96,9 +98,10 @@ class NicSetup:
     def set_up(
         self, uid: str, devices: Sequence[SetupDevice], parameters: NicConfig, previous: Any, deadline: Deadline
     ) -> SetupOutcome:
-        """Set the MTU, and add the hook to containers; nothing is changed once the interface was moved.
+        """Add the hook to containers, or set the MTU of an interface that stays on the host.
 
-        Raises PermanentError if one name is requested for several interfaces.
+        An interface with a name gets its MTU in the container. Raises PermanentError if one name is requested for
+        several interfaces, or the host uses one.
         """
         desired = parameters.interface
         if desired.name is not None and len(devices) > 1:
@@ -114,7 +117,7 @@ class NicSetup:
                 original = self._original(uid, item, desired)
                 record[item.key] = original.ifname
                 present = self.interfaces.of(original.address)
-                if desired.mtu is not None and present is not None and original.ifname in present:
+                if desired.name is None and desired.mtu is not None and original.ifname in (present or ()):
                     self._set_mtu(item.device.name, original.ifname, desired.mtu)
             if desired.name is not None:
                 self.hook.install()
@@ -153,26 +156,39 @@ class NicSetup:
         ifname = item.device.identity.get("ifname")
         if not ifname:
             raise RetryableError("its interface is not on the host", where=f"device {device}")
+        changes = desired.name is not None or desired.mtu is not None
+        if changes and (user := self.interfaces.user(ifname)) is not None:
+            raise PermanentError(
+                f"interface: {ifname} is {user} on the host", where=f"device {device}", hint="choose another NIC"
+            )
         try:
             mtu, up = self.interfaces.mtu(ifname), self.interfaces.is_up(ifname)
-            hardware = self.interfaces.hardware_address(ifname)
+            hardware, port = self.interfaces.hardware_address(ifname), self.interfaces.port(ifname)
             given = addresses(ifname, hardware, permanent=True) if desired.name is not None else ()
         except (OSError, ValueError) as error:
             raise RetryableError(f"{ifname} cannot be read: {error}", where=f"device {device}") from error
         attributes = item.device.attributes
         described = {name: attributes[name] for name in INTERFACE_ATTRIBUTES if name in attributes}
-        link = self._describe(ifname, hardware) if desired.name is not None else None
+        link = self._describe(device, ifname, hardware, desired) if desired.name is not None else None
         original = OriginalInterface(
-            uid, item.device.pci_address, ifname, mtu, up, hardware, given, link, described, desired
+            uid, item.device.pci_address, ifname, mtu, up, hardware, port, given, link, described, desired
         )
         self._originals.write(device, original)
         return original
 
-    def _describe(self, ifname: str, hardware: str) -> rtnetlink.Link | None:
-        """Return the properties that only rtnetlink shows; None if the interface is not the one in /sys."""
+    def _describe(self, device: str, ifname: str, hardware: str, desired: InterfaceConfig) -> Link | None:
+        """Return the properties that only rtnetlink shows; None if the interface is not the one in /sys.
+
+        Raises PermanentError if the adapter does not support the MTU, which it gets in the container.
+        """
         if not is_of_device(ifname, hardware):
             return None
-        return rtnetlink.query(rtnetlink.Describe(ifname, hardware)).link
+        interface = rtnetlink.HostInterface(self.interfaces.index(ifname), hardware)
+        found = rtnetlink.query(rtnetlink.Describe(interface, ifname, os.fspath(self.interfaces.folder)))
+        smallest, largest = found.mtu_range or (0, 0)
+        if desired.mtu is not None and (desired.mtu < smallest or (largest and desired.mtu > largest)):
+            raise _unsupported_mtu(device, ifname, desired.mtu, os.strerror(errno.EINVAL))
+        return found.link
 
     def _set_mtu(self, device: str, ifname: str, mtu: int) -> None:
         try:
@@ -180,41 +196,53 @@ class NicSetup:
                 self.interfaces.set_mtu(ifname, mtu)
                 log.info("MTU set", extra={"device": device, "interface": ifname, "mtu": mtu})
         except OSError as error:
-            message = f"interface.mtu: {ifname} does not accept {mtu}: {error.strerror}"
             if error.errno in (errno.EINVAL, errno.ERANGE):
-                raise PermanentError(message, where=f"device {device}", hint="request a smaller MTU") from error
+                raise _unsupported_mtu(device, ifname, mtu, str(error.strerror)) from error
+            message = f"interface.mtu: {ifname} does not accept {mtu}: {error.strerror}"
             raise RetryableError(message, where=f"device {device}") from error
 
     def _restore(self, device: str, original: OriginalInterface, deadline: Deadline) -> None:
+        """Undo what the claim and its containers changed; RetryableError if a part remains, on every retry."""
         now = self._wait_until_returned(device, original, deadline)
         if now is None:
             log.warning("the NIC is missing, its interface is not restored", extra={"device": device})
             return
+        name, moved = original.ifname, bool(original.network or (original.moving and original.link is not None))
+        link = original.link
+        if link is None and moved:
+            link = Link(original.hardware_address)  # an earlier agent recorded no more
+        elif not moved or (link is not None and link.boot_id not in ("", rtnetlink.boot_id())):
+            link = None  # since a restart of the host it has what the host configures
+        differing: list[str] = []
         try:
-            if original.network or (original.moving and original.link is not None):
-                self._reset(device, now, original)
-            if now != original.ifname:
-                if self.interfaces.is_up(now):
-                    self.interfaces.set_link_up(now, on=False)
-                self.interfaces.rename(now, original.ifname)
-            if self.interfaces.mtu(original.ifname) != original.mtu:
-                self.interfaces.set_mtu(original.ifname, original.mtu)
-            if original.up != self.interfaces.is_up(original.ifname):
-                self.interfaces.set_link_up(original.ifname, on=original.up)
-            if (original.network or original.moving) and original.addresses:
-                done = rtnetlink.query(rtnetlink.RestoreRequest(original.ifname, original.addresses))
-                if done.refused:
-                    raise RetryableError(f"{original.ifname}: {done.refused}", where=f"device {device}")
+            interface = self._on_host(now) if link is not None or now != name else None
+            if interface is not None:
+                reset = rtnetlink.Reset(interface, name, original.mtu, original.up, link)
+                differing += self._changed(device, original, rtnetlink.query(reset))
+            if self.interfaces.mtu(name) != original.mtu:
+                self.interfaces.set_mtu(name, original.mtu)
+            if original.up != self.interfaces.is_up(name):
+                self.interfaces.set_link_up(name, on=original.up)
+            interface = self._on_host(name) if moved or original.moving else None
+            if interface is not None and (original.addresses or link is not None):
+                folder = os.fspath(self.interfaces.folder)
+                restore = rtnetlink.RestoreRequest(interface, name, folder, original.addresses, link)
+                differing += self._changed(device, original, rtnetlink.query(restore))
         except OSError as error:
             raise RetryableError(
-                f"{now} cannot be restored: {error.strerror}",
+                f"{shown(now)} cannot be restored: {error.strerror}",
                 where=f"device {device}",
-                hint=f"check `ip link show {now}`; the agent retries",
+                hint=f"check `ip link show {name}`; the agent retries",
             ) from error
+        if differing:
+            raise RetryableError(
+                f"{name} differs from before the claim: {'; '.join(differing)}",
+                where=f"device {device}",
+                hint="restore it; the claim keeps the NIC until then, and the agent retries",
+            )
 
-    def _reset(self, device: str, now: str, original: OriginalInterface) -> None:
-        """Undo the container's changes to an interface; RetryableError if a part must not stay."""
-        done = rtnetlink.query(rtnetlink.Reset(now, original.link or rtnetlink.Link(original.hardware_address)))
+    def _changed(self, device: str, original: OriginalInterface, done: rtnetlink.NetResult) -> tuple[str, ...]:
+        """Log the result, and return what differs; RetryableError if a step was rejected."""
         extra = {"device": device, "interface": original.ifname}
         if done.changed:
             log.info("interface restored", extra={**extra, "changed": "; ".join(done.changed)})
@@ -222,8 +250,17 @@ class NicSetup:
             log.warning("interface may not be fully restored", extra={**extra, "reason": "; ".join(done.doubts)})
         if done.refused:
             raise RetryableError(
-                f"{original.ifname}: {done.refused}", where=f"device {device}", hint="remove it; the agent retries"
+                f"{original.ifname}: {done.refused}", where=f"device {device}", hint="repair it; the agent retries"
             )
+        return done.differing
+
+    def _on_host(self, name: str) -> rtnetlink.HostInterface | None:
+        """Return the interface for a request to the kernel; None if only a simulated host has it."""
+        try:
+            index = self.interfaces.index(name)
+        except OSError:
+            return None
+        return rtnetlink.HostInterface(index, self.interfaces.hardware_address(name))
 
     def _wait_until_returned(self, device: str, original: OriginalInterface, deadline: Deadline) -> str | None:
         """Wait until the interface is on the host, and return its current name; None if its NIC was removed."""
@@ -231,7 +268,7 @@ class NicSetup:
         while True:
             if self.interfaces.of(original.address) is None:
                 return None
-            name = self.interfaces.find(original.address, original.ifname, original.interface.name)
+            name = self.interfaces.find(original.address, original.port, original.ifname, original.interface.name)
             if name is not None:
                 return name
             if not deadline.remaining():
@@ -241,3 +278,11 @@ class NicSetup:
                     hint="stop the processes in its network namespace (`lsns -t net`)",
                 )
             time.sleep(_POLL_INTERVAL_S)
+
+
+def _unsupported_mtu(device: str, ifname: str, mtu: int, reason: str) -> PermanentError:
+    return PermanentError(
+        f"interface.mtu: {ifname} does not accept {mtu}: {reason}",
+        where=f"device {device}",
+        hint="request a smaller MTU",
+    )
