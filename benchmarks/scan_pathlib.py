@@ -21,7 +21,7 @@ WANTED_FILES = (
     "sriov_totalvfs",
     "sriov_numvfs",
 )
-WANTED_FOLDERS = ("net", "infiniband", "infiniband_verbs", "drm", "accel")
+WANTED_FOLDERS = ("net", "infiniband", "infiniband_verbs", "drm", "accel", "uio")
 WANTED_CLASSES = ("0x02", "0x03", "0x0108", "0x12")
 
 

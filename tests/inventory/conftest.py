@@ -62,6 +62,9 @@ def function(host: Host) -> FunctionMaker:
             "accel": (),
             "kfd": None,
             "vfio": None,
+            "noiommu": False,
+            "uio": (),
+            "invalid_names": (),
         }
         return PciFunction(pci_address=address, kind=kind, vendor_id=vendor, device_id=device, **(values | facts))
 

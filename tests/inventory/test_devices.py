@@ -179,7 +179,8 @@ def test_an_intel_card_offers_its_ports_and_not_its_management_engine(
 def test_an_accelerator_has_the_nodes_that_its_driver_made(
     host: Host, write: Write, function: Make, topology_of: TopologyOf
 ) -> None:
-    gaudi = function("0000:19:00.0", DeviceKind.ACCELERATOR, "0x1da3", "0x1060", driver="habanalabs", accel=("accel0",))
+    facts = {"driver": "habanalabs", "accel": ("accel/accel0",)}
+    gaudi = function("0000:19:00.0", DeviceKind.ACCELERATOR, "0x1da3", "0x1060", **facts)
     write("dev/accel/accel_controlD0", "")
     device = only(collect(host, topology_of(gaudi)))
     assert device.name == "accelerator-0000-19-00-0"

@@ -94,7 +94,14 @@ impl Function {
             subsystem,
             driver,
         } = Identity::read(&mut reader)?;
-        let kind = Kind::of(class, vendor_id, device_id);
+        let mut kind = Kind::of(class, vendor_id, device_id);
+        if kind == Kind::Other
+            && driver.is_some()
+            && Kind::may_be_accelerator(class)
+            && reader.has_accelerator_node()
+        {
+            kind = Kind::Accelerator;
+        }
         // A device with contradictory files must not be allocated.
         if kind.is_supported() && reader.required("class", hex24)? != class {
             return Err(Problem::new(

@@ -52,6 +52,9 @@ pub struct DeviceView<'a> {
     pub accel: &'a [String],
     pub kfd: Option<u32>,
     pub vfio: Option<&'a str>,
+    pub noiommu: bool,
+    pub uio: &'a [String],
+    pub invalid_names: &'a [String],
 }
 
 /// Every unordered pair of supported devices once, the lower address first: `"a,b": "PIX"`.
@@ -177,6 +180,9 @@ impl Topology {
             accel: details.map_or(&[], |d| &d.accel),
             kfd: self.kfd.get(&function.address).copied(),
             vfio: details.and_then(|d| d.vfio.as_deref()),
+            noiommu: details.is_some_and(|d| d.noiommu),
+            uio: details.map_or(&[], |d| &d.uio),
+            invalid_names: details.map_or(&[], |d| &d.invalid_names),
         }
     }
 }

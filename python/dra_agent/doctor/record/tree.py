@@ -48,7 +48,8 @@ _CLASSES = (
     *(f"net/*/{name}" for name in _NET),
     *(f"virtio*/net/*/{name}" for name in _NET),
     *(f"infiniband/*/ports/*/{name}" for name in ("link_layer", "state", "phys_state", "rate", "gids/0")),
-    *("net/*/", "virtio*/net/*/", "infiniband/*/", "infiniband_verbs/*/", "drm/*/", "accel/*/", "vfio-dev/*/"),
+    *("net/*/", "virtio*/net/*/", "infiniband/*/", "infiniband_verbs/*/", "drm/*/", "vfio-dev/*/"),
+    *("accel/*/", "apex/*/", "hailo_chardev/*/", "hailo1x/*/", "uio/*/"),
     *(f"{folder}/{name}" for folder in ("drm/*", "accel/*", "vfio-dev/*", "infiniband_verbs/*") for name in _NODES),
     # Character devices of a function's driver, three folders deep.
     *(f"{folder}/{name}" for folder in ("*", "*/*", "*/*/*") for name in ("dev+uevent",)),
@@ -61,6 +62,7 @@ SYSFS = (
     *("class/iommu/*@", "class/drm/*@", "class/net/*@", "class/accel/*@"),
     *(f"class/net/*/{name}" for name in _NET),
     "kernel/iommu_groups/*/devices/*@",
+    "kernel/iommu_groups/*/name",
     *(f"devices/system/node/node*/{name}" for name in ("cpulist", "meminfo", "distance")),
     "devices/system/cpu/cpu*/topology/physical_package_id",
     "devices/platform/*/drm/*/",
