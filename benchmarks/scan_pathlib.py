@@ -18,10 +18,13 @@ WANTED_FILES = (
     "current_link_width",
     "max_link_speed",
     "max_link_width",
+    "../vendor",
+    "../max_link_speed",
+    "../max_link_width",
     "sriov_totalvfs",
     "sriov_numvfs",
 )
-WANTED_FOLDERS = ("net", "infiniband", "infiniband_verbs", "drm", "accel")
+WANTED_FOLDERS = ("net", "infiniband", "infiniband_verbs", "drm", "accel", "uio")
 WANTED_CLASSES = ("0x02", "0x03", "0x0108", "0x12")
 
 

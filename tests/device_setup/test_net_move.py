@@ -42,7 +42,7 @@ from dra_agent.device_setup import bpf, rtnetlink
 from dra_agent.device_setup.net.mover import TASK
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.model import Device
-from dra_agent.inventory.uplink import is_of_device
+from dra_agent.netdevice import is_of_device
 from eventually import DEADLINE_S
 
 pytestmark = pytest.mark.skipif(not possible(), reason="needs root, network namespaces, iproute2 and util-linux")

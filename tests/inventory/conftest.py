@@ -52,6 +52,7 @@ def function(host: Host) -> FunctionMaker:
             "driver": "driver",
             "iommu_group": None,
             "link": None,
+            "card_link": None,
             "sriov": None,
             "physfn": None,
             "virtfns": (),
@@ -62,6 +63,9 @@ def function(host: Host) -> FunctionMaker:
             "accel": (),
             "kfd": None,
             "vfio": None,
+            "noiommu": False,
+            "uio": (),
+            "invalid_names": (),
         }
         return PciFunction(pci_address=address, kind=kind, vendor_id=vendor, device_id=device, **(values | facts))
 

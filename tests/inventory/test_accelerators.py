@@ -100,10 +100,12 @@ def test_the_driver_is_queried_without_occupying_the_device(tmp_path: Path) -> N
 
 
 def test_a_gaudi_3_has_its_ports_and_names(host: Host, write: Write, function: Make, topology_of: TopologyOf) -> None:
-    facts = {"driver": "habanalabs", "accel": ("accel0",), "infiniband": ("hbl_0",), "uverbs": ("uverbs4",)}
+    facts = {"driver": "habanalabs", "accel": ("accel/accel0",), "infiniband": ("hbl_0",), "uverbs": ("uverbs4",)}
     gaudis = [
         function("0000:19:00.0", DeviceKind.ACCELERATOR, "0x1da3", "0x1060", **facts),
-        function("0000:1a:00.0", DeviceKind.ACCELERATOR, "0x1da3", "0x1063", driver="habanalabs", accel=("accel1",)),
+        function(
+            "0000:1a:00.0", DeviceKind.ACCELERATOR, "0x1da3", "0x1063", driver="habanalabs", accel=("accel/accel1",)
+        ),
     ]
     module, card = collect(host, topology_of(*gaudis)).devices
     # Intel's driver for claims gives the RDMA node of the scale-out ports too.

@@ -6,6 +6,7 @@ Only attributes of sysfs are published; a vendor with a library needs its own ba
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 
 from dra_agent.host import Host
 from dra_agent.inventory import neuron
@@ -17,6 +18,9 @@ from dra_agent.inventory.products import board_memory_of, product_of
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import character_devices
 from dra_agent.topology.model import PciFunction
+
+_DRM_ACCEL = "accel/accel"
+"""The beginning of names that the kernel's accel class gives nodes below /dev; a number follows."""
 
 
 class AcceleratorBackend:
@@ -66,17 +70,19 @@ class AcceleratorBackend:
     def _device(self, function: PciFunction, problems: list[Diagnostic]) -> Device:
         builder = self._draft(function, problems)
         for name in function.accel:
-            builder.node(f"/dev/accel/{name}", "accel")
+            builder.node(f"/dev/{name}", "accel")
             # Habana's driver makes a second node, for monitoring, with the number of the first.
-            builder.node_if_there(f"/dev/accel/accel_controlD{name.removeprefix('accel')}", "vendor")
-        builder.add_identity(accel=next(iter(function.accel), None))
+            if name.startswith(_DRM_ACCEL):
+                builder.node_if_there(f"/dev/accel/accel_controlD{name.removeprefix(_DRM_ACCEL)}", "vendor")
+        if function.accel:
+            builder.add_identity(accel=PurePath(function.accel[0]).name)
         # Scale-out ports of a Gaudi: Intel's DRA driver injects them, too (pkg/gaudi/cdihelpers of 1da939f).
         for uverbs in function.uverbs:
             builder.node(f"/dev/infiniband/{uverbs}", "uverbs")
         if function.drm is not None:
             add_drm_nodes(builder, function.drm.card, function.drm.render)
         for name in character_devices(builder.files):
-            if not name.startswith(("accel/", "infiniband/", "dri/")):
+            if not name.startswith(("accel/", "infiniband/", "dri/")) and name not in function.accel:
                 builder.node(f"/dev/{name}", "vendor")
         return builder.build()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Literal
 
 from dra_agent.topology.model import CLAIMABLE, DeviceKind, Link, NumaNode, PciFunction, Topology
@@ -155,7 +156,8 @@ def host_names(device: PciFunction) -> list[str]:
     """The names that the rest of the host knows a device by: interfaces, RDMA devices, DRM and other nodes."""
     drm = [name for name in (device.drm.card, device.drm.render) if name] if device.drm else []
     vfio = [device.vfio] if device.vfio else []
-    return [*device.net, *device.infiniband, *drm, *device.accel, *vfio]
+    accel = [PurePath(name).name for name in device.accel]
+    return [*device.net, *device.infiniband, *drm, *accel, *vfio, *device.uio]
 
 
 def count(number: int, noun: str) -> str:

@@ -101,6 +101,9 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     driver: str | None
     iommu_group: int | None
     link: Link | None
+    card_link: Link | None
+    """Between the card and its slot: as `link`, but across a switch inside the card, and with the maximum that card and
+    slot support together."""
     sriov: Sriov | None
     physfn: str | None
     virtfns: tuple[str, ...]
@@ -109,9 +112,16 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     uverbs: tuple[str, ...]
     drm: Drm | None
     accel: tuple[str, ...]
+    """Names below /dev: "accel/accel0", "apex_0"."""
     kfd: int | None
     """Node id of the AMD kernel fusion driver; the lowest one of a partitioned GPU."""
     vfio: str | None
+    noiommu: bool
+    """Bound to vfio-pci, or a variant of it, without an IOMMU."""
+    uio: tuple[str, ...]
+    """Names below /dev: "uio0"."""
+    invalid_names: tuple[str, ...]
+    """Names that are not UTF-8, with escaped bytes, which the fields above lack: "net/eth\\xff"."""
 
 
 class ScanProblem(msgspec.Struct, frozen=True):

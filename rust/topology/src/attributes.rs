@@ -4,15 +4,19 @@ use serde::Serialize;
 
 use crate::address::PciAddress;
 use crate::function_reader::FunctionReader;
-use crate::identity::hex8;
+use crate::identity::{hex8, hex16};
 use crate::kind::Kind;
 use crate::numa::number;
+use crate::path::DevicePath;
 
 /// The attributes of a supported device that relate it to the rest of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Details {
     pub revision: Option<u8>,
     pub link: Option<Link>,
+    /// The link between the card and its slot. Its current values are those of the card's first port, its maximum is
+    /// what this port and the port above support together.
+    pub card_link: Option<Link>,
     /// Of a physical function that supports virtual functions.
     pub sriov: Option<Sriov>,
     /// Of a virtual function: its physical function.
@@ -23,8 +27,16 @@ pub struct Details {
     pub infiniband: Vec<String>,
     pub uverbs: Vec<String>,
     pub drm: Option<Drm>,
+    /// Names below `/dev`: `accel/accel0`, `apex_0`.
     pub accel: Vec<String>,
     pub vfio: Option<String>,
+    /// The function is bound to vfio-pci, or a variant of it, without an IOMMU.
+    pub noiommu: bool,
+    /// Names below `/dev`: `uio0`.
+    pub uio: Vec<String>,
+    /// Names of interfaces and nodes that are not UTF-8, which the lists above lack: the directory, a slash, and the
+    /// name with escaped bytes.
+    pub invalid_names: Vec<String>,
     /// The device was suspended by runtime power management, so its link was not read.
     pub(crate) suspended: bool,
 }
@@ -52,8 +64,56 @@ pub struct Drm {
     pub render: Option<String>,
 }
 
+/// A class of character devices that drivers of accelerators make.
+#[derive(Debug)]
+struct AcceleratorClass {
+    /// The directory in that of the function.
+    dir: &'static str,
+    /// The beginning of a name; a number follows. Habana's driver also makes `accel_controlD0`.
+    stem: &'static str,
+    /// What the class puts before the name below `/dev`.
+    below_dev: &'static str,
+}
+
+/// The kernel's accel class (accel_devnode in drivers/accel/drm_accel.c), Google's gasket driver, and Hailo's drivers of
+/// Hailo-8 and of later devices. The driver of Hailo-8 up to 4.22 makes its nodes below no function.
+const ACCELERATOR_CLASSES: [AcceleratorClass; 4] = [
+    AcceleratorClass {
+        dir: "accel",
+        stem: "accel",
+        below_dev: "accel/",
+    },
+    AcceleratorClass {
+        dir: "apex",
+        stem: "apex_",
+        below_dev: "",
+    },
+    AcceleratorClass {
+        dir: "hailo_chardev",
+        stem: "hailo",
+        below_dev: "",
+    },
+    AcceleratorClass {
+        dir: "hailo1x",
+        stem: "h1x-",
+        below_dev: "",
+    },
+];
+
+/// The name of an IOMMU group that vfio made because there is no IOMMU (vfio_noiommu_group_alloc).
+const NOIOMMU_GROUP: &[u8] = b"vfio-noiommu";
+
+/// Directories between a function and the ports of a switch inside its card: its downstream and its upstream port.
+const MAX_CARD_PORTS: usize = 2;
+
 impl Details {
-    pub(crate) fn read(reader: &mut FunctionReader<'_>, kind: Kind, driver: Option<&str>) -> Self {
+    pub(crate) fn read(
+        reader: &mut FunctionReader<'_>,
+        kind: Kind,
+        vendor: u16,
+        driver: Option<&str>,
+        path: &DevicePath,
+    ) -> Self {
         let mut details = Self {
             revision: reader.optional("revision", hex8),
             suspended: reader.optional("power/runtime_status", |text| Some(text == b"suspended"))
@@ -62,7 +122,8 @@ impl Details {
         };
         // The kernel reads the link from config space, and recent kernels wake the device for it.
         if !details.suspended {
-            details.link = reader.pcie_link();
+            details.link = reader.pcie_link("");
+            details.card_link = reader.card_link(details.link, vendor, path.ports());
         }
         details.read_virtual_functions(reader);
         if details.sriov.is_none() {
@@ -70,34 +131,52 @@ impl Details {
         }
         // SmartNICs on an FPGA and accelerators with network ports have network interfaces too.
         if matches!(kind, Kind::Nic | Kind::Fpga | Kind::Accelerator) {
-            details.net = reader.names("net", b"");
+            details.net = reader.names("net", any);
             if details.net.is_empty() && driver == Some("virtio-pci") {
                 details.net = reader.virtio_net();
             }
-            details.infiniband = reader.names("infiniband", b"");
+            details.infiniband = reader.names("infiniband", any);
             if !details.infiniband.is_empty() {
-                details.uverbs = reader.names("infiniband_verbs", b"uverbs");
+                details.uverbs = reader.names("infiniband_verbs", numbered("uverbs"));
             }
         }
         if matches!(kind, Kind::Gpu | Kind::Accelerator | Kind::Fpga) {
-            let mut nodes = reader.names("drm", b"").into_iter();
+            let mut nodes = reader.names("drm", any).into_iter();
             let card = nodes.clone().find(|name| name.starts_with("card"));
             let render = nodes.find(|name| name.starts_with("renderD"));
             details.drm = (card.is_some() || render.is_some()).then_some(Drm { card, render });
-            details.accel = reader.names("accel", b"accel");
+            let classes = match kind {
+                Kind::Accelerator => &ACCELERATOR_CLASSES[..],
+                _ => &ACCELERATOR_CLASSES[..1],
+            };
+            details.accel = reader.accelerator_nodes(classes).collect();
         }
         // vfio-pci and the vendors' variants of it: mlx5_vfio_pci, nvgrace_gpu_vfio_pci, xe-vfio-pci.
         if driver.is_some_and(|name| name.contains("vfio")) {
-            details.vfio = reader.names("vfio-dev", b"vfio").pop();
+            details.vfio = reader.names("vfio-dev", numbered("vfio")).pop();
+            let group = reader.optional("iommu_group/name", |name| Some(name == NOIOMMU_GROUP));
+            details.noiommu = group == Some(true);
+        } else if driver.is_some() && kind != Kind::Nvme && details.has_no_interface() {
+            details.uio = reader.names("uio", numbered("uio"));
         }
+        details.invalid_names = std::mem::take(&mut reader.invalid_names);
         details
     }
 
     /// Keeps the last known link of a suspended device.
     pub(crate) fn inherit_link(&mut self, before: Option<&Self>) {
-        if self.suspended && self.link.is_none() {
+        if self.suspended {
             self.link = before.and_then(|details| details.link);
+            self.card_link = before.and_then(|details| details.card_link);
         }
+    }
+
+    /// Whether the driver made nothing that applications use. A driver for user space replaces the one that would.
+    fn has_no_interface(&self) -> bool {
+        self.net.is_empty()
+            && self.infiniband.is_empty()
+            && self.drm.is_none()
+            && self.accel.is_empty()
     }
 
     fn read_virtual_functions(&mut self, reader: &mut FunctionReader<'_>) {
@@ -115,20 +194,77 @@ impl Details {
 }
 
 impl FunctionReader<'_> {
+    /// Whether the driver made a node of an accelerator, whatever the class of the function is.
+    pub(crate) fn has_accelerator_node(&mut self) -> bool {
+        self.accelerator_nodes(&ACCELERATOR_CLASSES)
+            .next()
+            .is_some()
+    }
+
+    fn accelerator_nodes(
+        &mut self,
+        classes: &'static [AcceleratorClass],
+    ) -> impl Iterator<Item = String> {
+        classes.iter().flat_map(|class| {
+            let names = self.names(class.dir, numbered(class.stem)).into_iter();
+            names.map(|name| format!("{}{name}", class.below_dev))
+        })
+    }
+
     /// Returns the network interfaces of a virtio function, which are one level below, in `virtioN`.
     fn virtio_net(&mut self) -> Vec<String> {
-        self.names(".", b"virtio")
+        self.names(".", numbered("virtio"))
             .into_iter()
-            .flat_map(|name| self.names(&format!("{name}/net"), b""))
+            .flat_map(|name| self.names(&format!("{name}/net"), any))
             .collect()
     }
 
-    fn pcie_link(&mut self) -> Option<Link> {
+    /// Returns the link between the card and its slot; `own` is that of the function, above which are `ports`.
+    ///
+    /// Cards of AMD and Intel have a switch of their own between the connector and the GPU. The links inside of the
+    /// card are faster than any slot (AMD), or report the slowest speed that exists (Intel).
+    fn card_link(&mut self, own: Option<Link>, vendor: u16, ports: usize) -> Option<Link> {
+        let mut inside = 0;
+        let mut above = String::from("../");
+        // The port below a root bus belongs to the host, and may have the vendor of the card.
+        while inside < MAX_CARD_PORTS
+            && inside + 1 < ports
+            && self.optional(&format!("{above}vendor"), hex16) == Some(vendor)
+        {
+            inside += 1;
+            above.push_str("../");
+        }
+        let first = &above[3..];
+        let mut link = if inside == 0 {
+            own?
+        } else {
+            self.pcie_link(first)?
+        };
+        if inside < ports {
+            let slot = self.max_link(&above);
+            link.max_generation = least(link.max_generation, slot.0);
+            link.max_width = least(link.max_width, slot.1);
+        }
+        Some(link)
+    }
+
+    /// Returns the maximum generation and width of a port; `at` is its path from the function, with a slash.
+    fn max_link(&mut self, at: &str) -> (Option<u8>, Option<u8>) {
+        let speed = self.optional(&format!("{at}max_link_speed"), generation);
+        let lanes = self.optional(&format!("{at}max_link_width"), width);
+        (speed.flatten(), lanes.flatten())
+    }
+
+    /// Returns the link of a port; `at` is its path from the function, with a slash.
+    fn pcie_link(&mut self, at: &str) -> Option<Link> {
+        let speed = self.optional(&format!("{at}current_link_speed"), generation);
+        let lanes = self.optional(&format!("{at}current_link_width"), width);
+        let (max_generation, max_width) = self.max_link(at);
         let link = Link {
-            generation: self.optional("current_link_speed", generation).flatten(),
-            width: self.optional("current_link_width", width).flatten(),
-            max_generation: self.optional("max_link_speed", generation).flatten(),
-            max_width: self.optional("max_link_width", width).flatten(),
+            generation: speed.flatten(),
+            width: lanes.flatten(),
+            max_generation,
+            max_width,
         };
         let known = link
             .generation
@@ -137,6 +273,22 @@ impl FunctionReader<'_> {
             .or(link.max_width);
         known.map(|_| link)
     }
+}
+
+fn any(_: &[u8]) -> bool {
+    true
+}
+
+/// Accepts the names of one class: its stem and a number.
+fn numbered(stem: &str) -> impl Fn(&[u8]) -> bool {
+    move |name| {
+        let number = name.strip_prefix(stem.as_bytes());
+        number.is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit))
+    }
+}
+
+fn least(one: Option<u8>, other: Option<u8>) -> Option<u8> {
+    one.into_iter().chain(other).min()
 }
 
 /// Parses `8 GT/s`, `8.0 GT/s PCIe` and `Unknown`, which kernels write (pci_speed_string).

@@ -14,6 +14,14 @@ const PAGE_BYTES: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Dir(OwnedFd);
 
+/// The names in a directory, sorted. A name is bytes: the kernel accepts an interface whose name is not UTF-8.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    pub(crate) text: Vec<String>,
+    /// Names that are not UTF-8, with these bytes escaped. A lossy name would be that of no interface.
+    pub(crate) invalid: Vec<String>,
+}
+
 /// The buffer of all reads of a scan, so that a read does not allocate.
 #[derive(Clone, Debug)]
 pub(crate) struct Buffer(Box<[u8; PAGE_BYTES]>);
@@ -85,21 +93,21 @@ impl Dir {
         Ok(())
     }
 
-    /// Returns the names in a directory that `filter` accepts, sorted; none if the directory does not exist.
-    pub(crate) fn names(
-        &self,
-        dir: &[u8],
-        filter: impl Fn(&[u8]) -> bool,
-    ) -> Result<Vec<String>, Errno> {
-        let mut names = Vec::new();
+    /// Returns the names in a directory that `filter` accepts; none if the directory does not exist.
+    pub(crate) fn names(&self, dir: &[u8], filter: impl Fn(&[u8]) -> bool) -> Result<Names, Errno> {
+        let mut names = Names::default();
         let listed = self.list(dir, |name| {
             if filter(name) {
-                names.push(String::from_utf8_lossy(name).into_owned());
+                match std::str::from_utf8(name) {
+                    Ok(text) => names.text.push(text.to_owned()),
+                    Err(_) => names.invalid.push(name.escape_ascii().to_string()),
+                }
             }
         });
         match listed {
             Ok(()) | Err(Errno::NOENT) => {
-                names.sort_by(|a, b| (a.len(), a).cmp(&(b.len(), b)));
+                names.text.sort_by(|a, b| (a.len(), a).cmp(&(b.len(), b)));
+                names.invalid.sort();
                 Ok(names)
             }
             Err(errno) => Err(errno),

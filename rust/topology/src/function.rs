@@ -94,7 +94,14 @@ impl Function {
             subsystem,
             driver,
         } = Identity::read(&mut reader)?;
-        let kind = Kind::of(class, vendor_id, device_id);
+        let mut kind = Kind::of(class, vendor_id, device_id);
+        if kind == Kind::Other
+            && driver.is_some()
+            && Kind::may_be_accelerator(class)
+            && reader.has_accelerator_node()
+        {
+            kind = Kind::Accelerator;
+        }
         // A device with contradictory files must not be allocated.
         if kind.is_supported() && reader.required("class", hex24)? != class {
             return Err(Problem::new(
@@ -113,9 +120,10 @@ impl Function {
                 }
             })
             .flatten();
-        let details = kind
-            .is_supported()
-            .then(|| Box::new(Details::read(&mut reader, kind, driver.as_deref())));
+        let details = kind.is_supported().then(|| {
+            let driver = driver.as_deref();
+            Box::new(Details::read(&mut reader, kind, vendor_id, driver, &path))
+        });
         Ok(Self {
             address,
             path,

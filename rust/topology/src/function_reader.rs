@@ -14,6 +14,8 @@ pub(crate) struct FunctionReader<'a> {
     path: Vec<u8>,
     buffer: &'a mut Buffer,
     problems: &'a mut Vec<Problem>,
+    /// The directory and the escaped bytes of names that are not UTF-8.
+    pub(crate) invalid_names: Vec<String>,
 }
 
 impl<'a> FunctionReader<'a> {
@@ -33,6 +35,7 @@ impl<'a> FunctionReader<'a> {
             path,
             buffer,
             problems,
+            invalid_names: Vec::new(),
         }
     }
 
@@ -93,14 +96,17 @@ impl<'a> FunctionReader<'a> {
         None
     }
 
-    /// Returns the names in a directory that may be missing.
-    pub(crate) fn names(&mut self, dir: &str, prefix: &[u8]) -> Vec<String> {
+    /// Returns the names in a directory that may be missing. A name that is not UTF-8 is reported and left out.
+    pub(crate) fn names(&mut self, dir: &str, filter: impl Fn(&[u8]) -> bool) -> Vec<String> {
         self.locate(dir);
-        match self
-            .parent
-            .names(&self.path, |name| name.starts_with(prefix))
-        {
-            Ok(names) => names,
+        match self.parent.names(&self.path, filter) {
+            Ok(names) => {
+                for name in names.invalid {
+                    self.report(dir, format!("{name} is not UTF-8, so it is ignored"));
+                    self.invalid_names.push(format!("{dir}/{name}"));
+                }
+                names.text
+            }
             Err(errno) => {
                 self.report(dir, describe(errno));
                 Vec::new()

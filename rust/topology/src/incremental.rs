@@ -22,12 +22,16 @@ pub struct Change {
 }
 
 /// Subsystems with devices below a PCI function that this crate reads.
-const FUNCTION_SUBSYSTEMS: [&str; 7] = [
+const FUNCTION_SUBSYSTEMS: [&str; 11] = [
     "net",
     "infiniband",
     "infiniband_verbs",
     "drm",
     "accel",
+    "apex",
+    "hailo_chardev",
+    "hailo1x",
+    "uio",
     "vfio-dev",
     "virtio",
 ];

@@ -1,4 +1,6 @@
 //! The kind of a PCI function, from its class code and, if the class is ambiguous, its vendor.
+//!
+//! A function of another class is an accelerator if its driver made a node of one ([`Kind::may_be_accelerator`]).
 
 use serde::Serialize;
 
@@ -55,6 +57,16 @@ impl Kind {
             _ if (vendor, device) == (ALIBABA, ALIBABA_ERDMA) => Self::Nic,
             _ => Self::Other,
         }
+    }
+
+    /// Whether a function of this class is an accelerator if its driver made a node of one, although its class is
+    /// `Other`: NPUs and TPUs are system peripherals, signal processing controllers and unassigned classes. The
+    /// drivers of storage, sound, memory, bridges and USB make no such nodes, so these functions are not examined.
+    pub(crate) fn may_be_accelerator(class: u32) -> bool {
+        !matches!(
+            (class >> 16, class >> 8),
+            (0x01 | 0x05 | 0x06, _) | (_, 0x0401 | 0x0403 | 0x0c03)
+        )
     }
 
     #[must_use]

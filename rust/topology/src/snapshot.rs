@@ -42,6 +42,7 @@ pub struct DeviceView<'a> {
     pub driver: Option<&'a str>,
     pub iommu_group: Option<u32>,
     pub link: Option<Link>,
+    pub card_link: Option<Link>,
     pub sriov: Option<Sriov>,
     pub physfn: Option<PciAddress>,
     pub virtfns: &'a [PciAddress],
@@ -52,6 +53,9 @@ pub struct DeviceView<'a> {
     pub accel: &'a [String],
     pub kfd: Option<u32>,
     pub vfio: Option<&'a str>,
+    pub noiommu: bool,
+    pub uio: &'a [String],
+    pub invalid_names: &'a [String],
 }
 
 /// Every unordered pair of supported devices once, the lower address first: `"a,b": "PIX"`.
@@ -167,6 +171,7 @@ impl Topology {
             driver: function.driver.as_deref(),
             iommu_group: function.iommu_group,
             link: details.and_then(|d| d.link),
+            card_link: details.and_then(|d| d.card_link),
             sriov: details.and_then(|d| d.sriov),
             physfn: details.and_then(|d| d.physfn),
             virtfns: details.map_or(&[], |d| &d.virtfns),
@@ -177,6 +182,9 @@ impl Topology {
             accel: details.map_or(&[], |d| &d.accel),
             kfd: self.kfd.get(&function.address).copied(),
             vfio: details.and_then(|d| d.vfio.as_deref()),
+            noiommu: details.is_some_and(|d| d.noiommu),
+            uio: details.map_or(&[], |d| &d.uio),
+            invalid_names: details.map_or(&[], |d| &d.invalid_names),
         }
     }
 }

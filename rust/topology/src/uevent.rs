@@ -6,7 +6,8 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uevent {
     pub action: String,
-    /// The path below the sysfs root, with a leading slash: `/devices/pci0000:3a/...`.
+    /// The path below the sysfs root, with a leading slash: `/devices/pci0000:3a/...`. Bytes that are not UTF-8 are
+    /// escaped.
     pub devpath: String,
     pub subsystem: String,
 }
@@ -50,13 +51,14 @@ impl Uevent {
         }
         let event = Self {
             action: text("ACTION", action)?,
-            devpath: text("DEVPATH", devpath)?,
+            // The last component may be the name of an interface, which is bytes. The function above it is found anyway.
+            devpath: printable("DEVPATH", devpath)?,
             subsystem: text("SUBSYSTEM", subsystem)?,
         };
         let at = event.action.len();
         let agrees = header.get(..at) == Some(event.action.as_bytes())
             && header.get(at) == Some(&b'@')
-            && header.get(at + 1..) == Some(event.devpath.as_bytes());
+            && header.get(at + 1..) == devpath;
         if agrees {
             Ok(event)
         } else {
@@ -77,11 +79,21 @@ impl Uevent {
     }
 }
 
-fn text(key: &'static str, value: Option<&[u8]>) -> Result<String, UeventError> {
-    let value = value
+fn required<'a>(key: &'static str, value: Option<&'a [u8]>) -> Result<&'a [u8], UeventError> {
+    value
         .filter(|value| !value.is_empty())
-        .ok_or(UeventError::Missing(key))?;
-    String::from_utf8(value.to_vec()).map_err(|_| UeventError::NotText(key))
+        .ok_or(UeventError::Missing(key))
+}
+
+fn text(key: &'static str, value: Option<&[u8]>) -> Result<String, UeventError> {
+    let text = std::str::from_utf8(required(key, value)?);
+    text.map(str::to_owned)
+        .map_err(|_| UeventError::NotText(key))
+}
+
+fn printable(key: &'static str, value: Option<&[u8]>) -> Result<String, UeventError> {
+    let value = required(key, value)?;
+    Ok(text(key, Some(value)).unwrap_or_else(|_| value.escape_ascii().to_string()))
 }
 
 #[cfg(test)]
@@ -114,13 +126,25 @@ mod tests {
             Err(UeventError::Missing("SUBSYSTEM"))
         );
         assert_eq!(
-            Uevent::parse(b"add@/x\0ACTION=add\0DEVPATH=/\xff\0SUBSYSTEM=pci\0"),
-            Err(UeventError::NotText("DEVPATH"))
+            Uevent::parse(b"a\xff@/x\0ACTION=a\xff\0DEVPATH=/x\0SUBSYSTEM=pci\0"),
+            Err(UeventError::NotText("ACTION"))
         );
         assert_eq!(
             Uevent::parse(b"add@/x\0ACTION=remove\0DEVPATH=/x\0SUBSYSTEM=pci\0"),
             Err(UeventError::Header)
         );
+    }
+
+    #[test]
+    fn an_interface_whose_name_is_not_text_has_events() {
+        let message = b"add@/devices/pci0000:3a/0000:3a:00.0/net/eth\xff\0ACTION=add\0\
+            DEVPATH=/devices/pci0000:3a/0000:3a:00.0/net/eth\xff\0SUBSYSTEM=net\0";
+        let event = Uevent::parse(message).expect("a message");
+        assert_eq!(
+            event.devpath,
+            "/devices/pci0000:3a/0000:3a:00.0/net/eth\\xff"
+        );
+        assert_eq!(Uevent::parse(&event.to_message()), Ok(event));
     }
 
     proptest! {

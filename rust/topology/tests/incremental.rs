@@ -8,7 +8,7 @@ use std::fs;
 use dra_topology::Uevent;
 use proptest::prelude::*;
 use proptest::sample::Index;
-use tree::{AMD_GPU, BRIDGE, GPU, NIC, Spec, Tree, event, json};
+use tree::{AMD_GPU, BRIDGE, GPU, NIC, NPU, Spec, Tree, event, json};
 
 /// One change of a host.
 #[derive(Debug, Clone)]
@@ -23,6 +23,11 @@ enum Step {
     UnplugInOrder(Index),
     Bind(Index, bool),
     Interface(Index, bool),
+    /// A node of a class of accelerators.
+    Accelerator(Index, usize, bool),
+    Uio(Index, bool),
+    Noiommu(Index, bool),
+    LinkWidth(Index, u8),
     NumaNode(Index, i32),
     VirtualFunctions(Index, u8),
     Damage(Index, bool),
@@ -38,11 +43,15 @@ fn step() -> impl Strategy<Value = Step> {
         "(pci|net|drm|block|usb)",
     );
     prop_oneof![
-        6 => (any::<Index>(), 0_usize..5, -1..3).prop_map(|(under, kind, numa)| Step::Plug { under, kind, numa }),
+        6 => (any::<Index>(), 0..PLUGGED.len(), -1..3).prop_map(|(under, kind, numa)| Step::Plug { under, kind, numa }),
         2 => any::<Index>().prop_map(Step::Unplug),
         1 => any::<Index>().prop_map(Step::UnplugInOrder),
         1 => any::<(Index, bool)>().prop_map(|(at, on)| Step::Bind(at, on)),
         1 => any::<(Index, bool)>().prop_map(|(at, on)| Step::Interface(at, on)),
+        2 => (any::<Index>(), 0..NODES.len(), any::<bool>()).prop_map(|(at, class, on)| Step::Accelerator(at, class, on)),
+        1 => any::<(Index, bool)>().prop_map(|(at, on)| Step::Uio(at, on)),
+        1 => any::<(Index, bool)>().prop_map(|(at, on)| Step::Noiommu(at, on)),
+        2 => (any::<Index>(), 1_u8..5).prop_map(|(at, width)| Step::LinkWidth(at, width)),
         2 => (any::<Index>(), -1..3).prop_map(|(at, numa)| Step::NumaNode(at, numa)),
         1 => (any::<Index>(), 0_u8..4).prop_map(|(at, count)| Step::VirtualFunctions(at, count)),
         1 => any::<(Index, bool)>().prop_map(|(at, on)| Step::Damage(at, on)),
@@ -51,6 +60,21 @@ fn step() -> impl Strategy<Value = Step> {
         1 => noise.prop_map(|(action, devpath, subsystem)| Step::Noise(Uevent { action, devpath, subsystem })),
     ]
 }
+
+/// The port of a switch inside an AMD card.
+const CARD_PORT: Spec = Spec {
+    vendor: AMD_GPU.vendor,
+    device: 0x1478,
+    ..BRIDGE
+};
+const PLUGGED: [Spec; 8] = [BRIDGE, BRIDGE, CARD_PORT, CARD_PORT, GPU, NIC, AMD_GPU, NPU];
+/// A class of accelerators and the name of a node.
+const NODES: [(&str, &str); 4] = [
+    ("accel", "accel0"),
+    ("apex", "apex_0"),
+    ("hailo_chardev", "hailo0"),
+    ("hailo1x", "h1x-0"),
+];
 
 /// A host and its state, so that every step is possible.
 struct Host {
@@ -136,18 +160,31 @@ impl Host {
                 );
                 vec![event(if *bound { "bind" } else { "unbind" }, "pci", &place)]
             }),
-            Step::Interface(at, there) => self.pick(at).map_or_else(Vec::new, |(place, _)| {
-                let folder = self.tree.path(&format!("devices/{place}/net"));
-                if *there {
-                    fs::create_dir_all(folder.join("eth0")).expect("created");
-                } else if folder.exists() {
-                    fs::remove_dir_all(folder).expect("removed");
+            Step::Interface(at, there) => self.node(at, "net", "eth0", *there),
+            Step::Accelerator(at, class, there) => {
+                let (class, name) = NODES[*class];
+                self.node(at, class, name, *there)
+            }
+            Step::Uio(at, there) => self.node(at, "uio", "uio0", *there),
+            Step::Noiommu(at, noiommu) => self.pick(at).map_or_else(Vec::new, |(place, _)| {
+                let link = self.tree.path(&format!("devices/{place}/iommu_group"));
+                if link.is_symlink() {
+                    fs::remove_file(&link).expect("removed");
                 }
-                vec![event(
-                    if *there { "add" } else { "remove" },
-                    "net",
-                    &format!("{place}/net/eth0"),
-                )]
+                if *noiommu {
+                    self.tree
+                        .write("kernel/iommu_groups/0/name", "vfio-noiommu");
+                    let group = self.tree.path("kernel/iommu_groups/0");
+                    std::os::unix::fs::symlink(group, link).expect("linked");
+                }
+                vec![event("bind", "pci", &place)]
+            }),
+            Step::LinkWidth(at, width) => self.pick(at).map_or_else(Vec::new, |(place, _)| {
+                self.tree.write(
+                    &format!("devices/{place}/max_link_width"),
+                    &width.to_string(),
+                );
+                vec![event("change", "pci", &place)]
             }),
             Step::NumaNode(at, numa) => self.pick(at).map_or_else(Vec::new, |(place, spec)| {
                 self.update(
@@ -188,6 +225,21 @@ impl Host {
         }
     }
 
+    /// Adds or removes the node that a driver makes; the event is that of the node alone.
+    fn node(&self, at: &Index, class: &str, name: &str, there: bool) -> Vec<Uevent> {
+        let Some((place, _)) = self.pick(at) else {
+            return vec![];
+        };
+        let folder = self.tree.path(&format!("devices/{place}/{class}"));
+        if there {
+            fs::create_dir_all(folder.join(name)).expect("created");
+        } else if folder.exists() {
+            fs::remove_dir_all(folder).expect("removed");
+        }
+        let action = if there { "add" } else { "remove" };
+        vec![event(action, class, &format!("{place}/{class}/{name}"))]
+    }
+
     fn plug(&mut self, under: &Index, kind: usize, numa: i32) -> Vec<Uevent> {
         let bridges = self
             .functions
@@ -200,9 +252,9 @@ impl Host {
             return vec![];
         };
         self.next_bus += 1;
-        let spec = [BRIDGE, BRIDGE, GPU, NIC, AMD_GPU][kind].clone();
+        let spec = PLUGGED[kind].clone();
         let place = format!("{parent}/0000:{bus:02x}:00.0");
-        if spec.vendor == AMD_GPU.vendor {
+        if spec.device == AMD_GPU.device {
             let properties = format!(
                 "simd_count 304\nlocation_id {}\ndomain 0",
                 u32::from(bus) << 8

@@ -2,11 +2,13 @@
 
 mod tree;
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::inotify;
 use serde_json::json;
-use tree::{AMD_GPU, BRIDGE, GPU, NIC, Spec, Tree, device, json};
+use tree::{AMD_GPU, BRIDGE, GPU, NIC, NPU, Spec, Tree, device, json, problems};
 
 /// Root port, switch and its downstream ports below `pciDDDD:BB`; returns the paths of the two ports.
 fn switch(tree: &Tree, root: &str, bus: u8, numa: i32) -> [String; 2] {
@@ -275,6 +277,209 @@ fn virtio_interfaces_are_one_level_down() {
     assert_eq!(
         device(&json(&tree.scan()), "0000:00:03.0")["net"],
         json!(["eth0"])
+    );
+}
+
+#[test]
+fn a_node_of_an_accelerator_driver_decides_and_the_class_is_a_hint() {
+    let tree = Tree::new();
+    let cases = [
+        // (class, driver, folder and entry, kind, accel)
+        (
+            0x11_80_00,
+            Some("amdxdna"),
+            "accel/accel0",
+            "accelerator",
+            json!(["accel/accel0"]),
+        ),
+        (
+            0x08_80_00,
+            Some("apex"),
+            "apex/apex_0",
+            "accelerator",
+            json!(["apex_0"]),
+        ),
+        (
+            0x0b_40_00,
+            Some("hailo"),
+            "hailo_chardev/hailo0",
+            "accelerator",
+            json!(["hailo0"]),
+        ),
+        (
+            0x12_00_00,
+            Some("hailo1x"),
+            "hailo1x/h1x-0",
+            "accelerator",
+            json!(["h1x-0"]),
+        ),
+        (
+            0xff_00_00,
+            Some("gasket"),
+            "accel/accel12",
+            "accelerator",
+            json!(["accel/accel12"]),
+        ),
+        (
+            0x12_00_00,
+            Some("habanalabs"),
+            "accel/accel_controlD0",
+            "accelerator",
+            json!([]),
+        ),
+        (
+            0x11_80_00,
+            Some("amdxdna"),
+            "accel/other",
+            "other",
+            json!([]),
+        ),
+        (
+            0x11_80_00,
+            Some("amdxdna"),
+            "misc/accel0",
+            "other",
+            json!([]),
+        ),
+        (0x11_80_00, None, "accel/accel0", "other", json!([])),
+        (0x01_06_01, Some("ahci"), "accel/accel0", "other", json!([])),
+        (
+            0x04_03_00,
+            Some("snd_hda_intel"),
+            "accel/accel0",
+            "other",
+            json!([]),
+        ),
+        (
+            0x05_02_00,
+            Some("cxl_pci"),
+            "accel/accel0",
+            "other",
+            json!([]),
+        ),
+        (
+            0x06_80_00,
+            Some("bridge"),
+            "accel/accel0",
+            "other",
+            json!([]),
+        ),
+        (
+            0x0c_03_30,
+            Some("xhci_hcd"),
+            "accel/accel0",
+            "other",
+            json!([]),
+        ),
+        (
+            0x02_00_00,
+            Some("mlx5_core"),
+            "accel/accel0",
+            "nic",
+            json!([]),
+        ),
+        (
+            0x03_80_00,
+            Some("xe"),
+            "accel/accel0",
+            "gpu",
+            json!(["accel/accel0"]),
+        ),
+    ];
+    for (number, (class, driver, entry, _, _)) in cases.iter().enumerate() {
+        let place = format!("pci0000:00/0000:00:{number:02x}.0");
+        tree.add(
+            &place,
+            &Spec {
+                class: *class,
+                driver: *driver,
+                ..NPU
+            },
+        );
+        tree.write(&format!("devices/{place}/{entry}/dev"), "261:0");
+    }
+    let topology = json(&tree.scan());
+    assert_eq!(topology["problems"], json!([]));
+    for (number, (class, _, entry, kind, accel)) in cases.iter().enumerate() {
+        let found = device(&topology, &format!("0000:00:{number:02x}.0"));
+        assert_eq!(
+            (&found["kind"], &found["accel"]),
+            (&json!(kind), accel),
+            "{class:06x} with {entry}"
+        );
+    }
+    // As for a kind by class: a function with contradictory files is left out.
+    tree.write("devices/pci0000:00/0000:00:00.0/class", "0x118001");
+    assert_eq!(
+        problems(&json(&tree.scan())),
+        ["0000:00:00.0/class: differs from the class in uevent"]
+    );
+}
+
+#[test]
+fn user_space_drivers_are_read_with_what_they_made() {
+    let tree = Tree::new();
+    for (slot, driver) in [
+        (1, "vfio-pci"),
+        (2, "vfio-pci"),
+        (3, "vfio-pci"),
+        (4, "igb_uio"),
+        (5, "mlx5_core"),
+    ] {
+        let place = format!("pci0000:00/0000:00:{slot:02x}.0");
+        tree.add(
+            &place,
+            &Spec {
+                driver: Some(driver),
+                ..NIC
+            },
+        );
+        let group = format!("../../../kernel/iommu_groups/{slot}");
+        tree.link(&format!("devices/{place}/iommu_group"), &group);
+    }
+    // The kernel names a group only if it made it for vfio without an IOMMU, or if a driver named it.
+    tree.write("kernel/iommu_groups/1/name", "vfio-noiommu");
+    tree.write("kernel/iommu_groups/2/name", "fsl-mc");
+    tree.write("kernel/iommu_groups/5/name", "vfio-noiommu");
+    fs::create_dir_all(tree.path("kernel/iommu_groups/3")).expect("created");
+    let uio = "devices/pci0000:00/0000:00:04.0/uio";
+    tree.write(&format!("{uio}/uio10/dev"), "235:10");
+    tree.write(&format!("{uio}/uio9/dev"), "235:9");
+    let topology = json(&tree.scan());
+    assert_eq!(topology["problems"], json!([]));
+    let found = [1, 2, 3, 4, 5].map(|slot| {
+        let found = device(&topology, &format!("0000:00:{slot:02x}.0"));
+        (found["noiommu"].clone(), found["uio"].clone())
+    });
+    assert_eq!(
+        found,
+        [
+            (json!(true), json!([])),
+            (json!(false), json!([])),
+            (json!(false), json!([])),
+            (json!(false), json!(["uio9", "uio10"])),
+            (json!(false), json!([])),
+        ]
+    );
+}
+
+#[test]
+fn a_name_that_is_not_text_is_reported_and_hides_nothing_else() {
+    let tree = Tree::new();
+    let place = "pci0000:00/0000:00:01.0";
+    tree.add(place, &NIC);
+    tree.write(&format!("devices/{place}/net/ens1/mtu"), "1500");
+    let odd = tree
+        .path(&format!("devices/{place}/net"))
+        .join(OsStr::from_bytes(b"eth\xff0"));
+    fs::create_dir_all(odd).expect("created");
+    let topology = json(&tree.scan());
+    let nic = device(&topology, "0000:00:01.0");
+    assert_eq!(nic["net"], json!(["ens1"]));
+    assert_eq!(nic["invalid_names"], json!(["net/eth\\xff0"]));
+    assert_eq!(
+        problems(&topology),
+        ["0000:00:01.0/net: eth\\xff0 is not UTF-8, so it is ignored"]
     );
 }
 

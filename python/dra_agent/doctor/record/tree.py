@@ -51,7 +51,8 @@ _CLASSES = (
         f"infiniband/*/ports/*/{name}"
         for name in ("link_layer", "state", "phys_state", "rate", "gids/0", "gid_attrs/ndevs/0")
     ),
-    *("net/*/", "virtio*/net/*/", "infiniband/*/", "infiniband_verbs/*/", "drm/*/", "accel/*/", "vfio-dev/*/"),
+    *("net/*/", "virtio*/net/*/", "infiniband/*/", "infiniband_verbs/*/", "drm/*/", "vfio-dev/*/"),
+    *("accel/*/", "apex/*/", "hailo_chardev/*/", "hailo1x/*/", "uio/*/"),
     *(f"{folder}/{name}" for folder in ("drm/*", "accel/*", "vfio-dev/*", "infiniband_verbs/*") for name in _NODES),
     # Character devices of a function's driver, three folders deep.
     *(f"{folder}/{name}" for folder in ("*", "*/*", "*/*/*") for name in ("dev+uevent",)),
@@ -64,6 +65,7 @@ SYSFS = (
     *("class/iommu/*@", "class/drm/*@", "class/net/*@", "class/accel/*@"),
     *(f"class/net/*/{name}" for name in _NET),
     "kernel/iommu_groups/*/devices/*@",
+    "kernel/iommu_groups/*/name",
     *(f"devices/system/node/node*/{name}" for name in ("cpulist", "meminfo", "distance")),
     "devices/system/cpu/cpu*/topology/physical_package_id",
     "devices/platform/*/drm/*/",
@@ -248,7 +250,7 @@ class TreeReader:
         for driver in sorted(drivers):
             self._leaf(f"sys/module/{driver}/version")
         for folder in folders:
-            for name in ("power/runtime_status", "numa_node", "local_cpulist", *_LINK_STATE):
+            for name in ("vendor", "power/runtime_status", "numa_node", "local_cpulist", *_LINK_STATE):
                 self._leaf(f"{folder}/{name}")
 
     def _is_suspended(self, folder: str) -> bool:

@@ -52,6 +52,15 @@ pub(crate) const NIC: Spec = Spec {
     numa: -1,
 };
 
+/// The NPU of an AMD APU: its class is that of a signal processing controller.
+pub(crate) const NPU: Spec = Spec {
+    class: 0x11_80_00,
+    vendor: 0x1022,
+    device: 0x17f0,
+    driver: Some("amdxdna"),
+    numa: -1,
+};
+
 pub(crate) fn address(text: &str) -> PciAddress {
     PciAddress::parse(text.as_bytes()).expect("an address")
 }
