@@ -44,6 +44,10 @@ def function(kind: DeviceKind, vendor: str, driver: str | None, **facts: Any) ->
         "accel": (),
         "kfd": None,
         "vfio": None,
+        "card_link": None,
+        "noiommu": False,
+        "uio": (),
+        "invalid_names": (),
     }
     return PciFunction(**values | facts)
 
@@ -73,6 +77,7 @@ GPUS: list[tuple[str, PciFunction, str | None]] = [
     ("a vGPU on vfio-pci", function(GPU, NVIDIA, "vfio-pci", physfn=PHYSICAL), None),
     ("vfio-pci", function(GPU, NVIDIA, "vfio-pci", vfio="vfio0"), None),
     ("vfio-pci without an IOMMU", function(GPU, NVIDIA, "vfio-pci", iommu_group=None), "no-iommu-group"),
+    ("vfio-pci in its unsafe mode", function(GPU, NVIDIA, "vfio-pci", noiommu=True), "vfio-noiommu"),
     ("Grace's variant of it", function(GPU, NVIDIA, "nvgrace_gpu_vfio_pci"), None),
     ("Intel's variant of it", function(GPU, INTEL, "xe-vfio-pci", physfn=PHYSICAL), None),
     ("amdgpu", function(GPU, AMD, "amdgpu", drm=rendering(), kfd=1), None),

@@ -80,6 +80,13 @@ def refusal(function: PciFunction, facts: HostFacts) -> Refusal | None:
 def _of_known(function: PciFunction, driver: DriverFacts) -> Refusal | None:
     if driver.meaning != "passes-through":
         return Refusal(_BY_MEANING[driver.meaning], f"{function.driver} {driver.reason}", driver.hint)
+    if function.noiommu:
+        return Refusal(
+            "vfio-noiommu",
+            f"{function.driver} has it without an IOMMU, so a container could reach all memory of the host",
+            "give the virtual machine a virtual IOMMU, or enable the host's, and load vfio without"
+            " enable_unsafe_noiommu_mode",
+        )
     if function.iommu_group is None:
         return Refusal(
             "no-iommu-group",
