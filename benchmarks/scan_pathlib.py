@@ -18,6 +18,9 @@ WANTED_FILES = (
     "current_link_width",
     "max_link_speed",
     "max_link_width",
+    "../vendor",
+    "../max_link_speed",
+    "../max_link_width",
     "sriov_totalvfs",
     "sriov_numvfs",
 )

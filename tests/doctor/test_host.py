@@ -140,6 +140,15 @@ def test_a_slow_link_of_a_nic_is_a_warning(scanned: Scanned, findings: Findings,
     assert (what, address) in [(finding.message, finding.where) for finding in found]
 
 
+def test_a_slow_link_of_a_card_with_a_switch_inside_is_a_warning(scanned: Scanned, findings: Findings) -> None:
+    examination = scanned()
+    address = gpu(examination).pci_address
+    inside = Link(generation=1, width=1, max_generation=1, max_width=1)
+    card = Link(generation=4, width=4, max_generation=4, max_width=16)
+    found = findings(changed(examination, address, link=inside, card_link=card))
+    assert [finding.message for finding in found if finding.where == address] == ["its link has 4 of 16 lanes"]
+
+
 def test_an_idle_gpu_may_lower_its_link(scanned: Scanned, findings: Findings) -> None:
     examination = scanned()
     address = gpu(examination).pci_address

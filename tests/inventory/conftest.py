@@ -52,6 +52,7 @@ def function(host: Host) -> FunctionMaker:
             "driver": "driver",
             "iommu_group": None,
             "link": None,
+            "card_link": None,
             "sriov": None,
             "physfn": None,
             "virtfns": (),

@@ -9,7 +9,8 @@ import pytest
 
 from dra_agent.host import Host
 from dra_agent.inventory.collector import collect
-from dra_agent.topology import DeviceKind, Distance, Topology, scan
+from dra_agent.topology import DeviceKind, Distance, Topology, display_tree, scan, svg
+from dra_agent.topology.pci_ids import PciIds
 from recordings.pack import DATA
 from topology.conftest import Machine
 
@@ -40,6 +41,33 @@ def listed_parents(topology: Topology) -> Parents:
         device.pci_address: tuple(parent for parent in device.parents if parent in topology.by_address)
         for device in topology.devices
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "cards"),
+    [
+        ("arc-inner-switch", {"0000:03:00.0": (4, 16), "0000:07:00.0": (4, 8)}),
+        ("navi48-inner-switch", {"0000:03:00.0": (4, 8), "0000:2f:00.0": (4, 2)}),
+    ],
+)
+def test_a_card_with_a_switch_inside_has_the_link_of_its_slot(
+    machine: Machine, name: str, cards: dict[str, tuple[int, int]]
+) -> None:
+    host = machine(name)
+    topology = read(host)
+    assert topology.problems == ()
+    attributes = {device.pci_address: device.attributes for device in collect(host, topology).devices}
+    found = {
+        address: (values["pcieGeneration"].value, values["pcieWidth"].value) for address, values in attributes.items()
+    }
+    assert found == cards
+    picture = svg.draw(topology, title=name, names=PciIds(b""))
+    for address, (generation, width) in cards.items():
+        link = topology.by_address[address].card_link
+        assert link is not None
+        assert (link.max_generation, link.max_width) == (generation, width)
+        assert display_tree.link(link) == f"PCIe {generation} x{width}"
+        assert f"PCIe {generation} x{width}" in picture
 
 
 def test_accelerators_of_other_classes_have_the_nodes_of_their_drivers(machine: Machine) -> None:

@@ -10,7 +10,7 @@ from dra_agent.doctor.devices import VFIO
 from dra_agent.doctor.finding import Finding, ok, problem, warning
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.inventory.passthrough import PASSTHROUGH, VfioBindingStore
-from dra_agent.topology import DeviceKind, PciFunction, Topology
+from dra_agent.topology import DeviceKind, Link, PciFunction, Topology
 
 _BRIDGE = "0x06"
 
@@ -159,16 +159,16 @@ def check_pcie_links(context: CheckContext) -> Iterator[Finding]:
         if device.link is None or device.physfn is not None:
             continue
         known += 1
-        for finding in _link(device):
+        # The link of a GPU to the switch inside its card is not that of the card to its slot.
+        links = [link for link in (device.link, device.card_link) if link is not None]
+        for finding in next(filter(None, (list(_link(device, link)) for link in links)), []):
             slow += 1
             yield finding
     if known and not slow:
         yield ok(f"{known} PCIe links run at full width and speed")
 
 
-def _link(device: PciFunction) -> Iterator[Finding]:
-    link = device.link
-    assert link is not None
+def _link(device: PciFunction, link: Link) -> Iterator[Finding]:
     if link.width and link.max_width and link.width < link.max_width:
         yield warning(
             f"its link has {link.width} of {link.max_width} lanes",

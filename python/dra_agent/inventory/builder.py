@@ -144,15 +144,16 @@ class DeviceBuilder:
 
     def _common(self) -> None:
         function = self.function
-        generation, width = self._link()
+        link = function.card_link
         self.set("type", "vfio" if is_vfio(function) else self.family)
         self.set("vendor", vendor_of(function.vendor_id))
         self.set("vendorID", function.vendor_id)
         self.set("deviceID", function.device_id)
         self.set("driver", function.driver)
         self.set("pcieSwitch", function.pcie_switch)
-        self.set("pcieGeneration", generation)
-        self.set("pcieWidth", width)
+        if link is not None:
+            self.set("pcieGeneration", link.max_generation)
+            self.set("pcieWidth", link.max_width)
         self.set("iommuGroup", function.iommu_group)
         self.set("resource.kubernetes.io/pcieRoot", function.pcie_root)
         self.set("resource.kubernetes.io/pciBusID", function.pci_address)
@@ -165,18 +166,6 @@ class DeviceBuilder:
             self.node("/dev/vfio/vfio", "vfio-control")
             if function.vfio is not None:
                 self.node_if_there(f"/dev/vfio/devices/{function.vfio}", "vfio")
-
-    def _link(self) -> tuple[int | None, int | None]:
-        """The highest speed of device and slot, because the current link slows down while a device is idle."""
-        link = self.function.link
-        if link is None:
-            return None, None
-        generation, width = link.max_generation, link.max_width
-        if self.function.parents:
-            port = SysfsDir(self.host.sysfs / "bus/pci/devices" / self.function.parents[-1], self.problems)
-            generation = _least(generation, pcie_generation(port.text("max_link_speed")))
-            width = _least(width, _lanes(port.text("max_link_width")))
-        return generation, width
 
     def _fitting(self, name: str, text: str) -> str:
         printable = text if text.isprintable() else "".join(char for char in text if char.isprintable())
@@ -197,22 +186,6 @@ def pci_files(host: Host, function: PciFunction, problems: list[Diagnostic]) -> 
 def is_vfio(function: PciFunction) -> bool:
     """Return True for a function that is bound for user space or a virtual machine: vfio-pci, mlx5_vfio_pci, ..."""
     return function.driver is not None and "vfio" in function.driver
-
-
-def pcie_generation(speed: str | None) -> int | None:
-    """Convert "16.0 GT/s PCIe" to 4; None if the speed is unknown."""
-    generations = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4, "32": 5, "32.0": 5, "64.0": 6}
-    return generations.get((speed or "").partition(" ")[0])
-
-
-def _lanes(width: str | None) -> int | None:
-    # 0: the link is down; 255: the hypervisor does not know it.
-    return int(width) if width is not None and width.isdecimal() and 0 < int(width) <= 32 else None
-
-
-def _least(one: int | None, other: int | None) -> int | None:
-    known = [value for value in (one, other) if value is not None]
-    return min(known, default=None)
 
 
 MECHANISM = "dmem"

@@ -101,6 +101,9 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     driver: str | None
     iommu_group: int | None
     link: Link | None
+    card_link: Link | None
+    """Between the card and its slot: as `link`, but across a switch inside the card, and with the maximum that card and
+    slot support together."""
     sriov: Sriov | None
     physfn: str | None
     virtfns: tuple[str, ...]

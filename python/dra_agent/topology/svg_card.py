@@ -63,7 +63,7 @@ def card(
     """The card of a device; `claims` maps each claim to its colour, `marks` has addresses."""
     device, x, y = leaf.device, box.x, box.y
     colour = COLOURS[device.kind]
-    product, connection = names.short(device), link(device.link)
+    product, connection = names.short(device), link(device.card_link)
     facts = "  \u00b7  ".join(part for part in (connection, device.driver or "no driver") if part)
     held = None if holders is None else tuple(holders.get(device.pci_address, ()))
     if holders is not None and not held and not is_free(holders, device):

@@ -140,7 +140,7 @@ class _Drawing:
             device.pci_address,
             ids,
             _cut(product, NARROW),
-            link(device.link),
+            link(device.card_link),
             device.driver or "no driver",
             " ".join(host_names(device)),
         )

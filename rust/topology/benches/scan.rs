@@ -100,8 +100,10 @@ impl Bare {
                 "current_link_width",
                 "max_link_speed",
                 "max_link_width",
+                "../vendor",
+                "../max_link_speed",
+                "../max_link_width",
                 "sriov_totalvfs",
-                "sriov_numvfs",
             ] {
                 needs(&mut files, format!("{own}/{file}"));
             }

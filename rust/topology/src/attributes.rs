@@ -4,15 +4,19 @@ use serde::Serialize;
 
 use crate::address::PciAddress;
 use crate::function_reader::FunctionReader;
-use crate::identity::hex8;
+use crate::identity::{hex8, hex16};
 use crate::kind::Kind;
 use crate::numa::number;
+use crate::path::DevicePath;
 
 /// The attributes of a supported device that relate it to the rest of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Details {
     pub revision: Option<u8>,
     pub link: Option<Link>,
+    /// The link between the card and its slot. Its current values are those of the card's first port, its maximum is
+    /// what this port and the port above support together.
+    pub card_link: Option<Link>,
     /// Of a physical function that supports virtual functions.
     pub sriov: Option<Sriov>,
     /// Of a virtual function: its physical function.
@@ -99,11 +103,16 @@ const ACCELERATOR_CLASSES: [AcceleratorClass; 4] = [
 /// The name of an IOMMU group that vfio made because there is no IOMMU (vfio_noiommu_group_alloc).
 const NOIOMMU_GROUP: &[u8] = b"vfio-noiommu";
 
+/// Directories between a function and the ports of a switch inside its card: its downstream and its upstream port.
+const MAX_CARD_PORTS: usize = 2;
+
 impl Details {
     pub(crate) fn read(
         reader: &mut FunctionReader<'_>,
         kind: Kind,
+        vendor: u16,
         driver: Option<&str>,
+        path: &DevicePath,
     ) -> Self {
         let mut details = Self {
             revision: reader.optional("revision", hex8),
@@ -113,7 +122,8 @@ impl Details {
         };
         // The kernel reads the link from config space, and recent kernels wake the device for it.
         if !details.suspended {
-            details.link = reader.pcie_link();
+            details.link = reader.pcie_link("");
+            details.card_link = reader.card_link(details.link, vendor, path.ports());
         }
         details.read_virtual_functions(reader);
         if details.sriov.is_none() {
@@ -157,6 +167,7 @@ impl Details {
     pub(crate) fn inherit_link(&mut self, before: Option<&Self>) {
         if self.suspended {
             self.link = before.and_then(|details| details.link);
+            self.card_link = before.and_then(|details| details.card_link);
         }
     }
 
@@ -208,12 +219,52 @@ impl FunctionReader<'_> {
             .collect()
     }
 
-    fn pcie_link(&mut self) -> Option<Link> {
+    /// Returns the link between the card and its slot; `own` is that of the function, above which are `ports`.
+    ///
+    /// Cards of AMD and Intel have a switch of their own between the connector and the GPU. The links inside of the
+    /// card are faster than any slot (AMD), or report the slowest speed that exists (Intel).
+    fn card_link(&mut self, own: Option<Link>, vendor: u16, ports: usize) -> Option<Link> {
+        let mut inside = 0;
+        let mut above = String::from("../");
+        // The port below a root bus belongs to the host, and may have the vendor of the card.
+        while inside < MAX_CARD_PORTS
+            && inside + 1 < ports
+            && self.optional(&format!("{above}vendor"), hex16) == Some(vendor)
+        {
+            inside += 1;
+            above.push_str("../");
+        }
+        let first = &above[3..];
+        let mut link = if inside == 0 {
+            own?
+        } else {
+            self.pcie_link(first)?
+        };
+        if inside < ports {
+            let slot = self.max_link(&above);
+            link.max_generation = least(link.max_generation, slot.0);
+            link.max_width = least(link.max_width, slot.1);
+        }
+        Some(link)
+    }
+
+    /// Returns the maximum generation and width of a port; `at` is its path from the function, with a slash.
+    fn max_link(&mut self, at: &str) -> (Option<u8>, Option<u8>) {
+        let speed = self.optional(&format!("{at}max_link_speed"), generation);
+        let lanes = self.optional(&format!("{at}max_link_width"), width);
+        (speed.flatten(), lanes.flatten())
+    }
+
+    /// Returns the link of a port; `at` is its path from the function, with a slash.
+    fn pcie_link(&mut self, at: &str) -> Option<Link> {
+        let speed = self.optional(&format!("{at}current_link_speed"), generation);
+        let lanes = self.optional(&format!("{at}current_link_width"), width);
+        let (max_generation, max_width) = self.max_link(at);
         let link = Link {
-            generation: self.optional("current_link_speed", generation).flatten(),
-            width: self.optional("current_link_width", width).flatten(),
-            max_generation: self.optional("max_link_speed", generation).flatten(),
-            max_width: self.optional("max_link_width", width).flatten(),
+            generation: speed.flatten(),
+            width: lanes.flatten(),
+            max_generation,
+            max_width,
         };
         let known = link
             .generation
@@ -234,6 +285,10 @@ fn numbered(stem: &str) -> impl Fn(&[u8]) -> bool {
         let number = name.strip_prefix(stem.as_bytes());
         number.is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit))
     }
+}
+
+fn least(one: Option<u8>, other: Option<u8>) -> Option<u8> {
+    one.into_iter().chain(other).min()
 }
 
 /// Parses `8 GT/s`, `8.0 GT/s PCIe` and `Unknown`, which kernels write (pci_speed_string).

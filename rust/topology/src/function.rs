@@ -120,9 +120,10 @@ impl Function {
                 }
             })
             .flatten();
-        let details = kind
-            .is_supported()
-            .then(|| Box::new(Details::read(&mut reader, kind, driver.as_deref())));
+        let details = kind.is_supported().then(|| {
+            let driver = driver.as_deref();
+            Box::new(Details::read(&mut reader, kind, vendor_id, driver, &path))
+        });
         Ok(Self {
             address,
             path,

@@ -71,6 +71,14 @@ impl DevicePath {
         })
     }
 
+    /// Returns the number of ports between the function and the nearest root bus above, the root port included.
+    pub(crate) fn ports(&self) -> usize {
+        let ports = self.below.iter().rev();
+        ports
+            .take_while(|segment| matches!(segment, PathSegment::Device(_)))
+            .count()
+    }
+
     /// Returns the segments between the outermost root bus and the function.
     pub(crate) fn below(&self) -> &[PathSegment] {
         &self.below

@@ -247,7 +247,7 @@ class TreeReader:
         for driver in sorted(drivers):
             self._leaf(f"sys/module/{driver}/version")
         for folder in folders:
-            for name in ("power/runtime_status", "numa_node", "local_cpulist", *_LINK_STATE):
+            for name in ("vendor", "power/runtime_status", "numa_node", "local_cpulist", *_LINK_STATE):
                 self._leaf(f"{folder}/{name}")
 
     def _is_suspended(self, folder: str) -> bool:
