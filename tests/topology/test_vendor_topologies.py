@@ -10,7 +10,7 @@ import pytest
 
 from dra_agent.host import Host
 from dra_agent.topology import DeviceKind, Distance, PciFunction, Topology, scan
-from dra_simulate import build
+from dra_simulate import build, profiles
 from topology.conftest import Machine
 
 
@@ -147,3 +147,12 @@ def test_a_tray_of_a_gb200_has_memory_nodes_and_a_clique(tmp_path: Path) -> None
     assert len({gpu.pcie_root for gpu in gpus}) == 4
     assert topology.distance("0008:01:00.0", "0009:01:00.0") is Distance.NODE
     assert topology.distance("0008:01:00.0", "0018:01:00.0") is Distance.SYS
+
+
+@pytest.mark.parametrize("profile", profiles())
+def test_no_simulated_link_is_faster_than_the_slot(profile: str, tmp_path: Path) -> None:
+    for device in scan(build(profile, tmp_path / "host")).relevant:
+        link = device.card_link
+        if link is not None:
+            assert (link.generation or 0) <= (link.max_generation or 0), device.pci_address
+            assert (link.width or 0) <= (link.max_width or 0), device.pci_address

@@ -43,8 +43,8 @@ def _chipset() -> HostBridge:
         "pci0000:00",
         numa_node=0,
         functions=(
-            port("0000:00:0c.0", nvme("0000:01:00.0", 0), link=slow),
-            port("0000:00:0d.0", nvme("0000:02:00.0", 1), link=slow),
+            port("0000:00:0c.0", nvme("0000:01:00.0", 0, generation=3), link=slow),
+            port("0000:00:0d.0", nvme("0000:02:00.0", 1, generation=3), link=slow),
             port("0000:00:0e.0", switch(0x05, *switches, id=PLX_SWITCH, link=slow), link=slow),
         ),
     )
