@@ -16,7 +16,6 @@ from eventually import DEADLINE_S
 
 
 @pytest.mark.parametrize("profile", [f"{profile}-untidy" for profile in profiles()])
-@pytest.mark.xfail(reason="the properties of random hosts do not hold", strict=True)
 def test_an_untidy_profile_has_the_properties(profile: str, tmp_path: Path) -> None:
     machine, roots = load_profile(profile), build(profile, tmp_path / "host")
     inventory = collect(roots, scan(roots), InventorySettings(nvml_timeout=DEADLINE_S))

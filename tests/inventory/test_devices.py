@@ -96,7 +96,7 @@ def test_a_device_behind_an_external_port(
     function: Make,
     topology_of: TopologyOf,
 ) -> None:
-    gpu = function("0000:06:00.0", DeviceKind.GPU, "0x1002", "0x7551", driver="amdgpu")
+    gpu = function("0000:06:00.0", DeviceKind.GPU, "0x1002", "0x7551", driver="amdgpu", drm=Drm("card0", "renderD128"))
     if removable is not None:
         write(f"{PCI}/0000:06:00.0/removable", removable)
     assert values(only(collect(host, topology_of(gpu)))).get("external") is expected
