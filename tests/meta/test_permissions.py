@@ -12,6 +12,7 @@ import pytest
 TESTS = Path(__file__).resolve().parents[1]
 KEPT_RUNS = 3
 OTHER_USER = 65534
+TIMEOUT_S = 120
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change an owner")
@@ -31,6 +32,7 @@ def test_directories_of_other_users_are_removed(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=TIMEOUT_S,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     left = sorted(path.name for path in runs.iterdir() if not path.is_symlink())
