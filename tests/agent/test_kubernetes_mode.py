@@ -126,10 +126,12 @@ def test_a_start_needs_few_requests_and_an_idle_agent_none(
 
     expected = [
         ("GET", "nodes"),
-        ("GET", "resourceslices"),
+        ("GET", "resourceslices"),  # those of this node
+        ("GET", "resourceslices"),  # and those without a node's name, which may be of this node, too
         ("POST", "resourceslices"),  # GPUs
         ("POST", "resourceslices"),  # and others
         ("WATCH", "nodes"),
+        ("WATCH", "resourceslices"),
         ("WATCH", "resourceslices"),
     ]
     eventually(lambda: len(sent()) >= len(expected), agent.log_text)

@@ -32,7 +32,9 @@ def _external(function: Function) -> Function:
 
 def _enclosure() -> Function:
     gpu = radeon_r9700("0000:65:00.0", 0, machine=NAME)
-    inner = port("0000:63:00.0", port("0000:64:00.0", gpu, id=_DOWNSTREAM), id=_UPSTREAM)
+    # The card could do more than the tunnel that it is behind.
+    card = LinkState(_USB4.generation, _USB4.width, 5, 16)
+    inner = port("0000:63:00.0", port("0000:64:00.0", gpu, id=_DOWNSTREAM), id=_UPSTREAM, link=card)
     return _external(
         port("0000:61:00.0", port("0000:62:00.0", inner, id=_ENCLOSURE, link=_USB4), id=_ENCLOSURE, link=_USB4)
     )
