@@ -18,7 +18,7 @@ NODE = {
     "status": {"capacity": {}},
 }
 """The owner of the recorded slices."""
-NEW = {"interconnectGroup", "interconnectWidth", "ibSubnetPrefix", "ibPortGUID"}
+NEW = {"interconnectGroup", "interconnectWidth", "ibSubnetPrefix", "ibPortGUID", "integrated"}
 """Attributes that the earlier version does not publish."""
 
 

@@ -37,8 +37,8 @@ from preloaded import Command
 PROFILE = "l40s"
 DRIVER = "dra-agent.internal"
 GPU = "gpu-0000-01-00-0"
-DEVICES = 10
-"""Number of devices of the profile, in two pools."""
+DEVICES = 9
+"""Number of devices of the profile, in two pools; an adapter with virtual functions is not published."""
 DEADLINE_S = 120.0
 FAULTS: dict[str, Callable[[], Fault]] = {
     "reset": lambda: Fault("reset"),

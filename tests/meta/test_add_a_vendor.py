@@ -30,6 +30,7 @@ from dra_agent.telemetry.sources.registry import SourceRegistry
 from dra_agent.topology import scan
 from dra_simulate.builder import build_machine
 from dra_simulate.machine import Function, HostBridge, Machine, NumaNode, PciId
+from dra_simulate.roles.drm import DrmNodes
 
 PAGE = Path(__file__).parents[2] / "docs/contributing/add-a-vendor.md"
 MODULE = re.compile(r"```python\n# python/(?P<path>\S+)\n(?P<source>.*?)```", re.DOTALL)
@@ -154,7 +155,13 @@ def test_the_doctor_knows_the_driver_and_records_the_attributes(host: Host, tmp_
 
 
 def test_a_vendor_without_modules_has_the_common_attributes(tmp_path: Path) -> None:
-    gpu = Function("0000:00:04.0", PciId(0xACCE, 0x0001, 0x030200), driver="acme", attributes={"anvils": 7})
+    gpu = Function(
+        "0000:00:04.0",
+        PciId(0xACCE, 0x0001, 0x030200),
+        driver="acme",
+        attributes={"anvils": 7},
+        roles=(DrmNodes(0, 128),),
+    )
     machine = Machine(
         name="acme",
         description="one Acme GPU",
