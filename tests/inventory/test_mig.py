@@ -7,9 +7,9 @@ from typing import Any
 import pynvml
 import pytest
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.nvidia.backend import NvidiaBackend
 from dra_agent.inventory.nvidia.nvml_client import GpuLostError, NotSupportedError, UnknownGpuError
 from dra_agent.topology import DeviceKind, PciFunction

@@ -12,10 +12,11 @@ import msgspec
 from dra_agent.claimable.decide import HostFacts, Refusal, refusal
 from dra_agent.claimable.network import HostNetwork
 from dra_agent.claimable.use import host_use
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.builder import pci_files
 from dra_agent.inventory.evaluation import Rule, never_evaluated
-from dra_agent.inventory.model import Device, Diagnostic, Exclusion, Family, device_name
+from dra_agent.inventory.model import Device, Exclusion, Family, device_name
 from dra_agent.inventory.products import fpga_companions, is_fpga_management
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import character_devices

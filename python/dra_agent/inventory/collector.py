@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence, Set
 
 from dra_agent.claimable.network import HostNetwork
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory.api import CounterSet
@@ -27,7 +28,7 @@ from dra_agent.inventory.claimability import Claimability
 from dra_agent.inventory.descriptions import Descriptions
 from dra_agent.inventory.fabric_file import FabricFile
 from dra_agent.inventory.mode_changes import ModeChanges
-from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, Exclusion, Inventory
+from dra_agent.inventory.model import Device, DeviceEvent, Exclusion, Inventory
 from dra_agent.inventory.passthrough import Passthrough, VfioBindingStore
 from dra_agent.inventory.pool_groups import PoolGroups
 from dra_agent.inventory.rules import PartitionRules, Rules, used_counter_sets

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from dra_agent.claimable.codes import Code
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.inventory.api import Attribute, Capacity, CounterConsumption, CounterSet, Overhead, Taint
 
 Family = Literal["gpu", "nic", "fpga", "accelerator"]
@@ -53,25 +54,6 @@ class DeviceNode(msgspec.Struct, frozen=True):
     host_path: str
     """Its path on this host; differs from `path` only on a simulated host."""
     role: NodeRole
-
-
-class Diagnostic(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A problem of a scan, and a hint to fix it."""
-
-    where: str
-    """A device's address or name, a path, or the part of the host ("NVML")."""
-    message: str = msgspec.field(name="what")
-    hint: str | None = msgspec.field(default=None, name="todo")
-    severity: Literal["error", "warning"] = "error"
-    """warning: everything works, with limitations."""
-
-    def __str__(self) -> str:
-        text = f"{self.where}: {self.message}"
-        return f"{text}; {self.hint}" if self.hint else text
-
-
-class UnreadDiagnostic(Diagnostic, frozen=True):
-    """A problem that is a value which the vendor's library did not return; a recording of its calls lacks it too."""
 
 
 class ObservedIssue(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.amd.kfd import COMPUTE_MODE, KfdNode, KfdReader
 from dra_agent.inventory.amd.mode_transition import SETTLE_TIMEOUT_S, die_count, matches_mode
@@ -26,7 +27,7 @@ from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.builder import DeviceBuilder, pci_files
 from dra_agent.inventory.generic import add_drm_nodes
 from dra_agent.inventory.mode_changes import ModeChanges
-from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, device_name
+from dra_agent.inventory.model import Device, DeviceEvent, device_name
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import SysfsDir

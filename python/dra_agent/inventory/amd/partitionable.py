@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.amd.apu import is_apu
 from dra_agent.inventory.amd.kfd import COMPUTE_MODE, KfdNode, KfdReader, merge_partitions, partition_of, uuid_text
@@ -34,7 +35,7 @@ from dra_agent.inventory.api import Attribute, Capacity, CounterConsumption, Cou
 from dra_agent.inventory.builder import MECHANISM, DeviceBuilder, pci_files, set_dmem_region
 from dra_agent.inventory.generic import add_drm_nodes
 from dra_agent.inventory.mode_changes import ModeChanges
-from dra_agent.inventory.model import Device, Diagnostic, device_name
+from dra_agent.inventory.model import Device, device_name
 from dra_agent.inventory.products import product_of
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.sysfs import SysfsDir

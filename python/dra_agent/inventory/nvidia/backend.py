@@ -10,12 +10,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from dra_agent.diagnostic import Diagnostic, UnreadDiagnostic
 from dra_agent.driver_root import SETTING, DriverMissingError, DriverRoot
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.builder import DeviceBuilder
-from dra_agent.inventory.model import STARTING, Device, DeviceEvent, Diagnostic, Exclusion, UnreadDiagnostic
+from dra_agent.inventory.model import STARTING, Device, DeviceEvent, Exclusion
 from dra_agent.inventory.nvidia.describe import DRIVER, describe_gpu, describe_instance
 from dra_agent.inventory.nvidia.events import Events, EventTargets
 from dra_agent.inventory.nvidia.gpu_info import DriverInfo, GpuInfo, read_driver, read_gpu, read_module, read_procfs
