@@ -80,17 +80,13 @@ class DeviceEvent(msgspec.Struct, frozen=True):
 MAX_ENUMERATED = 3
 """Devices that are excluded for one reason and listed by name."""
 
-ExclusionCode = Code | Literal["rule", "passthrough", "partition", "other-manager"]
-"""A stable name of the reason. Those of `Code` are of the function itself; rule: inventory.include or exclude;
-passthrough: a rule wants it for vfio-pci, which is impossible; partition: it overlaps with what others made."""
-
 
 class Exclusion(msgspec.Struct, frozen=True, omit_defaults=True):
     """A device that is there and is not published, and why."""
 
     name: str
     reason: str
-    code: ExclusionCode
+    code: Code
     pci_address: str | None = None
     """Of a whole function that is not published; of several, that of one of them."""
     hint: str = ""
