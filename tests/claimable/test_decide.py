@@ -80,6 +80,7 @@ GPUS: list[tuple[str, PciFunction, str | None]] = [
     ("vfio-pci in its unsafe mode", function(GPU, NVIDIA, "vfio-pci", noiommu=True), "vfio-noiommu"),
     ("Grace's variant of it", function(GPU, NVIDIA, "nvgrace_gpu_vfio_pci"), None),
     ("Intel's variant of it", function(GPU, INTEL, "xe-vfio-pci", physfn=PHYSICAL), None),
+    ("Thor's GPU on Tegra's driver", function(GPU, NVIDIA, "nvgpu"), "unsupported-platform"),
     ("amdgpu", function(GPU, AMD, "amdgpu", drm=rendering(), kfd=1), None),
     ("amdgpu without a DRM node, in compute only", function(GPU, AMD, "amdgpu", kfd=1), None),
     ("amdgpu that failed to start", function(GPU, AMD, "amdgpu"), "no-node"),

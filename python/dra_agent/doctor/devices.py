@@ -24,6 +24,7 @@ _CURES = {
 VFIO = "vfio-pci"
 _SEVERITIES = {
     "unusable-driver": problem,
+    "unsupported-platform": warning,
     "no-driver": warning,
     "no-node": warning,
     "no-iommu-group": warning,

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Sequence, Set
 
 import msgspec
 
-from dra_agent.claimable.decide import HostFacts, Refusal, refusal
+from dra_agent.claimable.decide import HostFacts, Refusal, platform_refusal, refusal
 from dra_agent.claimable.network import HostNetwork
 from dra_agent.claimable.use import host_use
 from dra_agent.diagnostic import Diagnostic
@@ -17,6 +17,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.builder import pci_files
 from dra_agent.inventory.evaluation import Rule, never_evaluated
 from dra_agent.inventory.model import Device, Exclusion, Family, device_name
+from dra_agent.inventory.platform_gpus import platform_gpus
 from dra_agent.inventory.products import fpga_companions, is_fpga_management
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import character_devices
@@ -79,6 +80,9 @@ class Claimability:
                 excluded.append(Exclusion(name, reason.reason, reason.code, function.pci_address, reason.hint))
                 if reason.code == "part-of-device":
                     found.append(function)
+        for gpu in platform_gpus(self._host, topology.relevant, problems):
+            reason = platform_refusal(gpu)
+            excluded.append(Exclusion(device_name("gpu", gpu.name), reason.reason, reason.code, hint=reason.hint))
         return found
 
     def allowed(self, devices: Iterable[Device], problems: list[Diagnostic], excluded: list[Exclusion]) -> list[Device]:
