@@ -139,6 +139,12 @@ def _of_gpu(function: PciFunction) -> Refusal | None:
                 f"{function.drm.card} shows a screen and has no render node, as the display of a management controller",
             )
         return _nothing(function)
+    if render is None and function.kfd is not None:
+        return Refusal(
+            "half-made",
+            f"{function.driver} made a node for compute and no render node, and ROCm opens both",
+            "check the kernel log (dmesg)",
+        )
     if function.vendor_id in CONSOLE_VENDORS:
         return Refusal(
             "console",

@@ -227,14 +227,18 @@ class Inventory(msgspec.Struct, frozen=True, dict=True):
         return {device.name: device for device in self.devices}
 
     def excluded_by_reason(self) -> list[Exclusion]:
-        """Return one entry for each reason, on one line: a rule may leave out hundreds of partitions."""
-        names: dict[str, list[str]] = {}
+        """Return one entry for each reason, on one line: a rule may leave out hundreds of partitions.
+
+        Without those for which there is a problem with the same message.
+        """
+        reported = {problem.message for problem in self.problems}
+        found: dict[str, list[Exclusion]] = {}
         for one in self.excluded:
-            names.setdefault(" ".join(one.reason.split()), []).append(one.name)
-        codes = {" ".join(one.reason.split()): one for one in self.excluded}
+            if one.reason not in reported:
+                found.setdefault(" ".join(one.reason.split()), []).append(one)
         return [
-            msgspec.structs.replace(codes[reason], name=_enumerated(devices), reason=reason)
-            for reason, devices in names.items()
+            msgspec.structs.replace(same[-1], name=_enumerated([one.name for one in same]), reason=reason)
+            for reason, same in found.items()
         ]
 
     def lookup(self, pool: str, name: str) -> Device | None:
