@@ -202,7 +202,7 @@ def _print_problems(inventory: Inventory) -> None:
 
     sys.stdout.flush()
     for exclusion in inventory.excluded_by_reason():
-        print(f"not published: {exclusion.name}: {exclusion.reason}", file=sys.stderr)
+        print(f"not published ({exclusion.code}): {exclusion.name}: {exclusion.reason}", file=sys.stderr)
     for problem in inventory.problems:
         label = "problem" if problem.severity == "error" else "warning"
         print(f"{label}: {problem}", file=sys.stderr)

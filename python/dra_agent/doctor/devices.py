@@ -64,7 +64,7 @@ def check_devices(context: CheckContext) -> Iterator[Finding]:
 
 
 def _exclusion(exclusion: Exclusion, topology: Topology | None) -> Finding:
-    message = f"not published: {exclusion.reason}"
+    message = f"not published ({exclusion.code}): {exclusion.reason}"
     function = topology.by_address.get(exclusion.pci_address or "") if topology is not None else None
     # The display of a management controller without a driver is nothing to repair.
     is_display = function is not None and function.kind is DeviceKind.GPU and function.vendor_id not in GPU_VENDORS
