@@ -111,7 +111,7 @@ def test_devices_of_another_manager_are_not_published_but_reported(
     eventually(lambda: manager in load_conflicts(state).conflicts.by_manager(), agent.log_text)
     assert f'dra_agent_second_manager_devices{{manager="{manager}"}} 1.0' in agent.get("/metrics")[1]
     output = devices_command(state)
-    assert GPU not in output.stdout and f"not published: {GPU}: {manager}" in output.stderr
+    assert GPU not in output.stdout and f"not published (other-manager): {GPU}: {manager}" in output.stderr
     assert agent.end() == 0
     assert not any(GPU in names for names in written(fake_api))
 
@@ -136,7 +136,10 @@ def test_devices_that_a_known_driver_does_not_identify_are_not_published(
     )
     eventually(lambda: load_conflicts(state).conflicts.unmatched, agent.log_text)
     output = devices_command(state)
-    assert GPU not in output.stdout and f"not published: {GPU}: driver gpu.nvidia.com may advertise" in output.stderr
+    assert (
+        GPU not in output.stdout
+        and f"not published (unmatched-manager): {GPU}: driver gpu.nvidia.com may advertise" in output.stderr
+    )
     assert agent.end() == 0
     assert not any(GPU in names for names in written(fake_api))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -11,10 +12,11 @@ import msgspec
 import pytest
 
 from dra_agent import _native
+from dra_agent.conflicts import DeviceConflicts, SavedConflicts, save_conflicts
 from dra_agent.health.monitor import Summary
 from dra_agent.inventory.api import Attribute, Capacity, RequestPolicy, RequestRange, Taint
 from dra_agent.inventory.collector import Collector
-from dra_agent.inventory.model import Device, Inventory
+from dra_agent.inventory.model import Device, Exclusion, Inventory
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.metrics.allocatable import AllocatableTracker, FreeMemory, Held
 from dra_agent.metrics.registry import Metrics
@@ -233,3 +235,30 @@ def test_the_series_of_what_is_left_name_no_claim(mig: Inventory, tmp_path: Path
     assert f"dra_agent_allocatable_devices{{{labels}}} 4.0" in text
     assert f'dra_agent_device_taints{{cause="xid-79",device="{tainted.name}",effect="NoSchedule"}} 1.0' in text
     assert "dra_agent_largest_free_device_memory_bytes{" in text and "dra_agent_fitting_memory_bytes{" in text
+
+
+def test_devices_that_are_not_published_are_counted_by_code(
+    mig: Inventory, ledger: JournalLedger, tmp_path: Path
+) -> None:
+    excluded = (Exclusion("nic-a", "a bond", "host-interface"), Exclusion("nic-b", "a bridge", "host-interface"))
+    inventory = msgspec.structs.replace(mig, excluded=(*excluded, Exclusion("gpu-c", "no driver", "no-driver")))
+    first, second, third = (one.name for one in mig.devices[:3])
+    managers = dict.fromkeys((first, second, third), "driver gpu.nvidia.com")
+    conflicts = DeviceConflicts(managers, unmatched={third: "by index"})
+    save_conflicts(tmp_path, SavedConflicts(conflicts))
+    assert _excluded(tmp_path, inventory, ledger) == {
+        "host-interface": 2,
+        "no-driver": 1,
+        "other-manager": 2,
+        "unmatched-manager": 1,
+    }
+    save_conflicts(tmp_path, SavedConflicts(conflicts, published=True))
+    assert _excluded(tmp_path, inventory, ledger) == {"host-interface": 2, "no-driver": 1}
+    assert _excluded(tmp_path, mig, ledger) == {}
+
+
+def _excluded(state_dir: Path, inventory: Inventory, ledger: JournalLedger) -> dict[str, float]:
+    text = Metrics(lambda: snapshot(state_dir, inventory, ledger)).render()[0].decode()
+    return {
+        code: float(count) for code, count in re.findall(r'^dra_agent_excluded_devices{code="(.+)"} (.+)$', text, re.M)
+    }

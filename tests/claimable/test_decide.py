@@ -80,8 +80,10 @@ GPUS: list[tuple[str, PciFunction, str | None]] = [
     ("vfio-pci in its unsafe mode", function(GPU, NVIDIA, "vfio-pci", noiommu=True), "vfio-noiommu"),
     ("Grace's variant of it", function(GPU, NVIDIA, "nvgrace_gpu_vfio_pci"), None),
     ("Intel's variant of it", function(GPU, INTEL, "xe-vfio-pci", physfn=PHYSICAL), None),
+    ("Thor's GPU on Tegra's driver", function(GPU, NVIDIA, "nvgpu"), "unsupported-platform"),
     ("amdgpu", function(GPU, AMD, "amdgpu", drm=rendering(), kfd=1), None),
-    ("amdgpu without a DRM node, in compute only", function(GPU, AMD, "amdgpu", kfd=1), None),
+    ("amdgpu without a DRM node", function(GPU, AMD, "amdgpu", kfd=1), "half-made"),
+    ("amdgpu without a render node", function(GPU, AMD, "amdgpu", kfd=1, drm=rendering(render=None)), "half-made"),
     ("amdgpu that failed to start", function(GPU, AMD, "amdgpu"), "no-node"),
     ("radeon", function(GPU, AMD, "radeon", drm=rendering()), "unusable-driver"),
     ("AMD's host driver of virtual machines", function(GPU, AMD, "gim"), "virtualized"),
@@ -175,6 +177,8 @@ def test_nodes_of_an_unknown_accelerator_are_enough() -> None:
 def test_a_part_of_another_device_names_it() -> None:
     found = refusal(function(FPGA, "0x10ee", "qdma-pf"), HostFacts(wholes={ADDRESS: PHYSICAL}))
     assert found is not None and found.code == "part-of-device" and PHYSICAL in found.reason
+    found = refusal(function(FPGA, "0x10ee", "qdma-pf"), HostFacts(wholes={ADDRESS: None}))
+    assert found is not None and found.code == "part-of-device" and "missing" in found.reason
 
 
 def test_a_rule_may_allow_what_the_host_uses_and_nothing_that_gives_nothing() -> None:

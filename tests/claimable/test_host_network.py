@@ -18,8 +18,8 @@ from dra_agent.claimable import kernel_network, network_files
 from dra_agent.claimable.network import HostNetwork
 from dra_agent.claimable.network_view import Interface, NetworkView
 from dra_agent.claimable.use import host_use
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
-from dra_agent.inventory.model import Diagnostic
 from eventually import DEADLINE_S, eventually
 
 Write = Callable[[str, object], None]

@@ -173,7 +173,7 @@ def test_all_devices_of_a_driver_that_names_them_by_index_are_withheld() -> None
         "driver neuron.aws.com may advertise 2 devices of this node too (its slices do not identify the devices)"
     )
     (published,) = exclude(Inventory(devices=TRAINIUM), found).excluded[:1]
-    assert published.reason == found.reason(TRAINIUM[0].name)
+    assert (published.reason, published.code) == (found.reason(TRAINIUM[0].name), "unmatched-manager")
 
 
 def test_one_device_that_is_not_of_this_host_withholds_the_rest_of_the_family() -> None:
@@ -336,6 +336,7 @@ def test_conflicting_devices_are_excluded_with_a_reason() -> None:
     assert published.devices == (partitions["b"], RDMA)
     assert published.counter_sets == {"gpu": (counters[1],)}
     (exclusion,) = published.excluded
-    assert exclusion.name == "gpu-a" and exclusion.reason.startswith("driver x.y also advertises it on this node")
+    assert (exclusion.name, exclusion.code) == ("gpu-a", "other-manager")
+    assert exclusion.reason.startswith("driver x.y also advertises it on this node")
     assert "inventory.exclude" in exclusion.reason and 'second_manager = "publish"' in exclusion.reason
     assert exclude(inventory, find_conflicts((), observe(node={}, foreign=()))) is inventory

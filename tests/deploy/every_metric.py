@@ -63,6 +63,7 @@ def _agent() -> Metrics:
     snapshot = MetricsSnapshot(
         devices=(DeviceInfo(GPU, "n/gpu", "free", "GPU-1", "H100", "gpu"),),
         checkpoint_written=1.0,
+        excluded={"no-driver": 1},
         second_managers={"gpu.nvidia.com": 1},
         health=Summary(causes=((GPU, "xid-79"),)),
         reclaim=ReclaimSnapshot(

@@ -66,6 +66,9 @@ def test_a_neuron_device_without_a_known_node_is_not_published(
     assert problem.where == "0000:00:1f.0"
     assert "which /dev/neuron" in problem.message
     assert problem.hint is not None
+    (excluded,) = inventory.excluded
+    assert (excluded.name, excluded.code) == ("accelerator-0000-00-1f-0", "node-unknown")
+    assert inventory.excluded_by_reason() == [], "the problem already says it"
 
 
 def test_one_unknown_node_costs_one_device(host: Host, write: Write, function: Make, topology_of: TopologyOf) -> None:
@@ -76,7 +79,9 @@ def test_one_unknown_node_costs_one_device(host: Host, write: Write, function: M
     write(f"{CLASS}/neuron0/dev", "243:0")
     write(f"{CLASS}/neuron1/dev", "243:1")
     (host.sysfs / "class/neuron_device/neuron1/device").symlink_to(host.sysfs / "bus/pci/devices/0000:00:1e.0")
-    device = only(collect(host, topology_of(*two)))
+    inventory = collect(host, topology_of(*two))
+    device = only(inventory)
+    assert [one.pci_address for one in inventory.excluded] == ["0000:00:1f.0"]
     assert (device.pci_address, node_paths(device)) == ("0000:00:1e.0", ["/dev/neuron1"])
     assert device.capacity["memory"].value == "32Gi"
     assert "neuronCores" not in device.capacity
@@ -128,8 +133,14 @@ def test_a_v80_is_one_device_with_the_nodes_of_both_its_functions(
         folder = f"sys/bus/pci/devices/0000:{address}/misc/{name}_0000:{address}"
         write(f"{folder}/dev", f"10:{minor}")
         write(f"{folder}/uevent", f"MAJOR=10\nMINOR={minor}\nDEVNAME={name}{minor}")
-    device = only(collect(host, topology_of(*card, other)))
+    inventory = collect(host, topology_of(*card, other))
+    device = only(inventory)
     assert device.name == "fpga-0000-81-00-1"
+    assert {one.pci_address: one.code for one in inventory.excluded} == {
+        "0000:81:00.0": "management",
+        "0000:81:00.2": "part-of-device",
+        "0000:82:00.2": "part-of-device",
+    }
     assert device.attributes["productName"].value == "Alveo V80"
     assert node_paths(device) == ["/dev/slash_qdma_ctl0", "/dev/slash_ctl0"]
 

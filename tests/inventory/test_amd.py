@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.amd.backend import AmdBackend
 from dra_agent.inventory.amd.kfd import gpu_nodes
 from dra_agent.inventory.collector import collect
-from dra_agent.inventory.model import Device, Diagnostic, device_name
+from dra_agent.inventory.model import Device, device_name
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import PartitionRule
 from dra_agent.topology import DeviceKind, Drm, PciFunction, scan

@@ -258,7 +258,8 @@ def test_a_gpu_in_a_mode_of_which_a_part_is_there_is_not_offered_as_a_whole(benc
     with half_made(bench.host, FIRST, left=1):
         assert [device.attributes["type"].value for device in of(bench.collect(), FIRST)] == ["partition"]
     with half_made(bench.host, FIRST, left=0):
-        assert of(bench.collect(), FIRST) == []
+        found = bench.collect()
+        assert of(found, FIRST) == [] and [one.code for one in found.excluded] == ["half-made"]
         assert bench.collector.lost_event_stream(), "it is scanned again soon"
     assert len(of(bench.collect(), FIRST)) == 8
     assert not bench.collector.lost_event_stream()

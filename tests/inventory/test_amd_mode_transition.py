@@ -111,8 +111,10 @@ def test_one_that_stays_half_made_is_a_problem_and_offered_in_no_other_way(bench
         )
         (problem,) = found.problems
         assert problem.where == "gpu-0000-11-00-0" and "2 of its 8 dies" in problem.message
+        assert [(one.name, one.code) for one in found.excluded] == [("gpu-0000-11-00-0", "half-made")]
         assert [one.name for one in found.counter_sets["gpu"]] == ["gpu-0000-12-00-0"]
     assert bench.collect() == before, "it is offered again once it is whole"
+    assert before.excluded == ()
 
 
 def test_a_gpu_that_the_agent_partitions_is_not_read_and_keeps_its_description(bench: Bench) -> None:
@@ -179,6 +181,7 @@ def test_one_that_stays_half_made_from_the_start_is_not_offered(bench: Bench) ->
     assert (of(found, FIRST), len(of(found, SECOND))) == ([], PER_GPU)
     (problem,) = found.problems
     assert "another mode than it is in" in problem.message
+    assert [one.code for one in found.excluded] == ["half-made"]
     (bench.host.sysfs / "bus/pci/devices" / FIRST / MODE).write_text("CPX\n")
     assert len(of(bench.collect(), FIRST)) == PER_GPU
 

@@ -72,7 +72,7 @@ def test_rules_of_the_configuration_apply_and_are_reported(tmp_path: Path, capsy
     assert devices("--simulate", "cpu-only", "--config", str(config)) == 0
     captured = capsys.readouterr()
     assert "nic-0000-3b-00-0" not in captured.out
-    assert f"not published: nic-0000-3b-00-0: inventory.exclude[0]: {rule}" in captured.err
+    assert f"not published (rule): nic-0000-3b-00-0: inventory.exclude[0]: {rule}" in captured.err
     assert devices("nic-0000-3b-00-0", "--simulate", "cpu-only", "--config", str(config)) == 1
     assert "is not published" in capsys.readouterr().err
 
@@ -90,7 +90,7 @@ when = "true"
     assert devices("--simulate", "h100-pcie", "--config", str(config)) == 0
     captured = capsys.readouterr()
     (line,) = (one for one in captured.err.splitlines() if one.startswith("not published"))
-    assert line.startswith("not published: gpu-0000-11-00-0-mig-1g-10gb-me-6 and ")
+    assert line.startswith("not published (rule): gpu-0000-11-00-0-mig-1g-10gb-me-6 and ")
     assert line.endswith(
         'other devices: inventory.exclude[0]: has(device.attributes["dra-agent.internal"].profile)'
         ' && device.attributes["dra-agent.internal"].profile != "1g.10gb"'
@@ -126,7 +126,9 @@ def test_a_device_of_another_driver_is_reported_as_not_published(
     assert devices("--simulate", "cpu-only") == 0
     printed = capsys.readouterr()
     assert "nic-0000-3b-00-0" not in printed.out and "nic-0000-3b-00-1" in printed.out
-    assert "not published: nic-0000-3b-00-0: driver dra.net also advertises it on this node" in printed.err
+    assert (
+        "not published (other-manager): nic-0000-3b-00-0: driver dra.net also advertises it on this node" in printed.err
+    )
     assert devices("nic-0000-3b-00-0", "--simulate", "cpu-only") == 1
     assert "dra.net" in capsys.readouterr().err
     save_conflicts(tmp_path / "state", SavedConflicts(conflicts, published=True))

@@ -126,6 +126,7 @@ def test_gpus_that_no_driver_has_served_are_not_published(root: Path, host: Host
     assert inventory.device(GPU) is None
     (problem,) = [one for one in inventory.problems if "GPU" in one.message]
     assert "driver is not loaded: 1 GPU" in problem.message and "driver container" in (problem.hint or "")
+    assert [(one.name, one.code) for one in inventory.excluded] == [(GPU, "no-driver")]
 
 
 def test_a_replaced_library_is_opened_instead(root: Path, host: Host, collector: Collector) -> None:

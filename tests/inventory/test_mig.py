@@ -7,9 +7,9 @@ from typing import Any
 import pynvml
 import pytest
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.nvidia.backend import NvidiaBackend
 from dra_agent.inventory.nvidia.nvml_client import GpuLostError, NotSupportedError, UnknownGpuError
 from dra_agent.topology import DeviceKind, PciFunction
@@ -158,9 +158,11 @@ def test_mig_mode_without_instances_is_a_warning(
     backend: Callable[[MigLibrary], NvidiaBackend], gpu: PciFunction
 ) -> None:
     problems: list[Diagnostic] = []
-    assert backend(MigLibrary()).devices([gpu], problems) == []
+    without = backend(MigLibrary())
+    assert without.devices([gpu], problems) == []
     (problem,) = problems
     assert "without MIG instances" in problem.message
+    assert [(one.name, one.code) for one in without.withheld()] == [("gpu-0000-3b-00-0", "partition")]
     assert problem.severity == "warning"
 
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.errors import UsageError
 from dra_agent.inventory.api import Attribute
-from dra_agent.inventory.model import Device, Diagnostic, Exclusion
+from dra_agent.inventory.model import Device, Exclusion
 from dra_agent.inventory.rules import Rules
 from dra_agent.inventory.settings import (
     AttributeRule,

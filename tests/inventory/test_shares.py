@@ -7,12 +7,13 @@ import msgspec
 import pytest
 
 import dra_simulate
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.errors import UsageError
 from dra_agent.host import Host
 from dra_agent.inventory.amd.backend import AmdBackend
 from dra_agent.inventory.api import Attribute, Capacity
 from dra_agent.inventory.collector import collect
-from dra_agent.inventory.model import Device, Diagnostic
+from dra_agent.inventory.model import Device
 from dra_agent.inventory.settings import InventorySettings, ShareRule
 from dra_agent.inventory.shares import Shares, limit_mechanism, offered_enforcement
 from dra_agent.slices import desired_slices

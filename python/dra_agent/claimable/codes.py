@@ -1,4 +1,4 @@
-"""Names of the reasons why a function may not be claimed."""
+"""Names of the reasons why a device of the host is not published."""
 
 from __future__ import annotations
 
@@ -18,8 +18,17 @@ Code = Literal[
     "console",
     "physical-function",
     "no-node",
+    "node-unknown",
     "no-interface",
     "host-interface",
     "host-address",
+    "unsupported-platform",
+    "half-made",
+    "unreadable",
+    "partition",
+    "passthrough",
+    "rule",
+    "other-manager",
+    "unmatched-manager",
 ]
-"""Why a device of the host is not published; stable, for scripts and alerts."""
+"""Stable, for scripts and alerts; docs/reference/exclusion-codes.md has what each means."""

@@ -17,6 +17,7 @@ _BY_MEANING: dict[str, Code] = {
     "unusable": "unusable-driver",
     "virtualizes": "virtualized",
     "manages": "management",
+    "other-platform": "unsupported-platform",
 }
 _NVIDIA, _NVIDIA_DRIVER = "0x10de", "nvidia"
 _NEURON_DRIVER = "neuron-driver"
@@ -41,12 +42,34 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """PCI addresses whose interface a claim has moved into a container."""
     nodes: Mapping[str, Sequence[str]] = {}
     """By PCI address: names below /dev of the character devices that drivers of accelerators and FPGAs made."""
-    wholes: Mapping[str, str] = {}
-    """By PCI address of a function that only works together with another one: the address of that one."""
+    wholes: Mapping[str, str | None] = {}
+    """By PCI address of a function that only works together with another one: the address of that one; None if the
+    host does not have it."""
     managing: Collection[str] = frozenset()
     """PCI addresses of functions that configure a card, whatever their driver."""
     changing_drivers: Collection[str] = frozenset()
     """PCI vendors whose driver is loaded and unloaded while claims hold its devices."""
+
+
+class PlatformGpu(msgspec.Struct, frozen=True):
+    """The GPU of a system on a chip that is no PCI function."""
+
+    name: str
+    """Of its platform device, "17000000.gpu"; without one, that of the chip's family."""
+    board: str
+    """As the device tree or the chip names it: "NVIDIA Jetson AGX Orin Developer Kit"."""
+    driver: str | None
+
+
+def platform_refusal(gpu: PlatformGpu) -> Refusal:
+    """Return why such a GPU may not be claimed."""
+    driver = "" if gpu.driver is None else f" with driver {gpu.driver}"
+    return Refusal(
+        "unsupported-platform",
+        f"it is the GPU of a Tegra chip ({gpu.board}){driver}, a platform device instead of a PCI function, which this"
+        " agent does not support",
+        "run its containers with NVIDIA's container toolkit (nvidia-ctk cdi generate --mode=csv)",
+    )
 
 
 def refusal(function: PciFunction, facts: HostFacts) -> Refusal | None:
@@ -54,8 +77,10 @@ def refusal(function: PciFunction, facts: HostFacts) -> Refusal | None:
 
     Only functions of the kinds that claims can hold are asked for.
     """
-    if (whole := facts.wholes.get(function.pci_address)) is not None:
-        return Refusal("part-of-device", f"it is a part of the device at {whole}")
+    if function.pci_address in facts.wholes:
+        whole = facts.wholes[function.pci_address]
+        of = f"the device at {whole}" if whole is not None else "a card whose other function is missing"
+        return Refusal("part-of-device", f"it is a part of {of}")
     if function.pci_address in facts.managing:
         return Refusal("management", "the whole card is configured through it", "claim the card's user function")
     if function.driver is None and not _has_anything(function, facts):
@@ -114,6 +139,12 @@ def _of_gpu(function: PciFunction) -> Refusal | None:
                 f"{function.drm.card} shows a screen and has no render node, as the display of a management controller",
             )
         return _nothing(function)
+    if render is None and function.kfd is not None:
+        return Refusal(
+            "half-made",
+            f"{function.driver} made a node for compute and no render node, and ROCm opens both",
+            "check the kernel log (dmesg)",
+        )
     if function.vendor_id in CONSOLE_VENDORS:
         return Refusal(
             "console",

@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple
 
 from dra_agent.topology.model import DeviceKind
 
-Meaning = Literal["passes-through", "reserves", "user-space", "unusable", "manages", "virtualizes"]
+Meaning = Literal["passes-through", "reserves", "user-space", "unusable", "manages", "virtualizes", "other-platform"]
 """passes-through: it gives the whole function to a virtual machine or a driver in user space, through VFIO.
 
 reserves: it holds the function for something else. user-space: it gives it to a program of the host, without an IOMMU.
 unusable: it drives the device, but not for what claims ask of it. manages: it configures or flashes the card.
-virtualizes: it divides the device for virtual machines.
+virtualizes: it divides the device for virtual machines. other-platform: it drives a device of a system on a chip.
 """
 
 
@@ -62,6 +62,13 @@ _DRIVERS = {
     "NovaCore": DriverFacts("unusable", "drives it, which has no interface for compute", _NVIDIA, _GPU),
     "nova_core": DriverFacts("unusable", "drives it, which has no interface for compute", _NVIDIA, _GPU),
     "nova-core": DriverFacts("unusable", "drives it, which has no interface for compute", _NVIDIA, _GPU),
+    # The GPU of a Thor is a PCI function, with nodes in /dev/nvgpu where NVIDIA's other driver does not have it.
+    "nvgpu": DriverFacts(
+        "other-platform",
+        "makes the nodes of a Tegra chip's GPU, which this agent does not support",
+        "run its containers with NVIDIA's container toolkit (nvidia-ctk cdi generate --mode=csv)",
+        _GPU,
+    ),
     "radeon": DriverFacts(
         "unusable",
         "drives it, which ROCm cannot use",

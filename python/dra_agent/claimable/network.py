@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from dra_agent.claimable import kernel_network, network_files
 from dra_agent.claimable.network_view import NetworkView
 from dra_agent.daemon_threads import DaemonExecutor
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
-from dra_agent.inventory.model import Diagnostic
 from dra_agent.printable import printable
 
 BUDGET_S = 2.0

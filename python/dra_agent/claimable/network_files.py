@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dra_agent.claimable.network_view import MAIN_TABLE, Interface, NetworkView, Route, Routes, Stack, too_many_routes
-from dra_agent.inventory.model import Diagnostic
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.netdevice import is_of_device
 
 _UP, _GATEWAY, _REJECT = 0x1, 0x2, 0x200

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from dra_agent.inventory.model import Diagnostic
+from dra_agent.diagnostic import Diagnostic
 
 MAIN_TABLE, LOCAL_TABLE = 254, 255
 """RT_TABLE_MAIN and RT_TABLE_LOCAL (linux/rtnetlink.h)."""

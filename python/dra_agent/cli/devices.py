@@ -142,7 +142,8 @@ def _named(inventory: Inventory, name: str) -> Device:
         return device
     for exclusion in inventory.excluded:
         if exclusion.name == name:
-            raise PermanentError("the device is here and is not published", where=name, hint=exclusion.reason)
+            message = f"the device is here and is not published ({exclusion.code}): {exclusion.reason}"
+            raise PermanentError(message, where=name, hint=exclusion.hint or None)
     near = difflib.get_close_matches(name, [device.name for device in inventory.devices], 1)
     hint = f"did you mean {near[0]}?" if near else "`dra-agent devices` lists the devices"
     raise PermanentError("no such device on this host", where=name, hint=hint)
@@ -202,7 +203,7 @@ def _print_problems(inventory: Inventory) -> None:
 
     sys.stdout.flush()
     for exclusion in inventory.excluded_by_reason():
-        print(f"not published: {exclusion.name}: {exclusion.reason}", file=sys.stderr)
+        print(f"not published ({exclusion.code}): {exclusion.name}: {exclusion.reason}", file=sys.stderr)
     for problem in inventory.problems:
         label = "problem" if problem.severity == "error" else "warning"
         print(f"{label}: {problem}", file=sys.stderr)

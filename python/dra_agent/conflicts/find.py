@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dra_agent.claimable.codes import Code
 from dra_agent.conflicts.device_plugins import DevicePluginResource, plugins_of
 from dra_agent.conflicts.managers import KnownDriver, covers, known_driver
 from dra_agent.conflicts.other_drivers import ForeignDevice, identities_of
@@ -77,6 +78,10 @@ class DeviceConflicts(msgspec.Struct, frozen=True, omit_defaults=True):
         for name, manager in sorted(self.managers.items()):
             found.setdefault((manager, self.unmatched.get(name, "")), []).append(name)
         return [ConflictGroup(manager, names, unmatched) for (manager, unmatched), names in found.items()]
+
+    def code(self, name: str) -> Code:
+        """Return the code of the reason why a device is not published."""
+        return "unmatched-manager" if name in self.unmatched else "other-manager"
 
     def reason(self, name: str) -> str:
         """Return the reason why a device is not published."""
@@ -182,7 +187,7 @@ def exclude(inventory: Inventory, conflicts: DeviceConflicts) -> Inventory:
         },
         excluded=(
             *inventory.excluded,
-            *(Exclusion(device.name, conflicts.reason(device.name), "other-manager") for device in refused),
+            *(Exclusion(one.name, conflicts.reason(one.name), conflicts.code(one.name)) for one in refused),
         ),
     )
 

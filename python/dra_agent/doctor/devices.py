@@ -24,8 +24,12 @@ _CURES = {
 VFIO = "vfio-pci"
 _SEVERITIES = {
     "unusable-driver": problem,
+    "unsupported-platform": warning,
     "no-driver": warning,
     "no-node": warning,
+    "node-unknown": problem,
+    "half-made": problem,
+    "unreadable": problem,
     "no-iommu-group": warning,
     "vfio-noiommu": warning,
     "user-space-driver": warning,
@@ -60,7 +64,7 @@ def check_devices(context: CheckContext) -> Iterator[Finding]:
 
 
 def _exclusion(exclusion: Exclusion, topology: Topology | None) -> Finding:
-    message = f"not published: {exclusion.reason}"
+    message = f"not published ({exclusion.code}): {exclusion.reason}"
     function = topology.by_address.get(exclusion.pci_address or "") if topology is not None else None
     # The display of a management controller without a driver is nothing to repair.
     is_display = function is not None and function.kind is DeviceKind.GPU and function.vendor_id not in GPU_VENDORS

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory import neuron
 from dra_agent.inventory.api import Capacity
 from dra_agent.inventory.builder import DeviceBuilder
 from dra_agent.inventory.generic import add_drm_nodes
-from dra_agent.inventory.model import Device, Diagnostic
+from dra_agent.inventory.model import Device, Exclusion, device_name
 from dra_agent.inventory.products import board_memory_of, product_of
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import character_devices
@@ -28,12 +29,18 @@ class AcceleratorBackend:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._withheld: list[Exclusion] = []
+
+    def withheld(self) -> Sequence[Exclusion]:
+        """Return the accelerators of the last scan whose node is not known."""
+        return self._withheld
 
     def devices(self, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> list[Device]:
         """Describe each accelerator."""
         of_neuron = [function for function in functions if function.driver == neuron.DRIVER]
         nodes = neuron.nodes_by_address(self._host) if of_neuron else {}
         found = []
+        self._withheld = []
         for function in functions:
             if function.driver != neuron.DRIVER:
                 found.append(self._device(function, problems))
@@ -44,7 +51,9 @@ class AcceleratorBackend:
                     "it cannot be determined which /dev/neuron* belongs to this accelerator, so it is not published"
                 )
                 hint = "run the agent as root, with access to /dev/neuron*"
+                name = device_name("accelerator", function.pci_address)
                 problems.append(Diagnostic(function.pci_address, message, hint))
+                self._withheld.append(Exclusion(name, message, "node-unknown", function.pci_address, hint))
         return found
 
     def close(self) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from importlib import import_module
 from typing import Protocol, runtime_checkable
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.builder import is_vfio
 from dra_agent.inventory.mode_changes import ModeChanges
-from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, Exclusion
+from dra_agent.inventory.model import Device, DeviceEvent, Exclusion
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.vendors import GPU_VENDORS

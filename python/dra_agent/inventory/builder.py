@@ -8,19 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.api import INT64, MAX_STRING_BYTES, Attribute, Capacity
 from dra_agent.inventory.interconnect import Interconnect
-from dra_agent.inventory.model import (
-    Device,
-    DeviceNode,
-    Diagnostic,
-    Family,
-    Health,
-    NodeRole,
-    ObservedIssue,
-    device_name,
-)
+from dra_agent.inventory.model import Device, DeviceNode, Family, Health, NodeRole, ObservedIssue, device_name
 from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.inventory.vendors import vendor_of
 from dra_agent.topology.model import PciFunction

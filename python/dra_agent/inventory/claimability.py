@@ -9,14 +9,16 @@ from collections.abc import Container, Iterable, Sequence, Set
 
 import msgspec
 
-from dra_agent.claimable.decide import HostFacts, Refusal, refusal
+from dra_agent.claimable.decide import HostFacts, Refusal, platform_refusal, refusal
 from dra_agent.claimable.network import HostNetwork
 from dra_agent.claimable.use import host_use
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
-from dra_agent.inventory.builder import pci_files
+from dra_agent.inventory.builder import is_vfio, pci_files
 from dra_agent.inventory.evaluation import Rule, never_evaluated
-from dra_agent.inventory.model import Device, Diagnostic, Exclusion, Family, device_name
-from dra_agent.inventory.products import fpga_companions, is_fpga_management
+from dra_agent.inventory.model import Device, Exclusion, Family, device_name
+from dra_agent.inventory.platform_gpus import platform_gpus
+from dra_agent.inventory.products import fpga_companions, is_fpga_companion, is_fpga_management
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import character_devices
 from dra_agent.inventory.vendors import GPU_VENDORS
@@ -63,7 +65,7 @@ class Claimability:
         `bound`: addresses that claims have bound to vfio-pci. `moved`: names of NICs whose interface claims have.
         """
         relevant = [one for one in topology.relevant if one.kind in CLAIMABLE and one.pci_address not in bound]
-        facts = self._facts(relevant, moved, problems)
+        facts = self._facts(topology, relevant, moved, problems)
         self._asked = {}
         found = []
         for function in relevant:
@@ -78,6 +80,9 @@ class Claimability:
                 excluded.append(Exclusion(name, reason.reason, reason.code, function.pci_address, reason.hint))
                 if reason.code == "part-of-device":
                     found.append(function)
+        for gpu in platform_gpus(self._host, topology.relevant, problems):
+            reason = platform_refusal(gpu)
+            excluded.append(Exclusion(device_name("gpu", gpu.name), reason.reason, reason.code, hint=reason.hint))
         return found
 
     def allowed(self, devices: Iterable[Device], problems: list[Diagnostic], excluded: list[Exclusion]) -> list[Device]:
@@ -99,16 +104,21 @@ class Claimability:
         problems += never_evaluated((*self._interface_rules, *self._rules["console"]), asked)
         return found
 
-    def _facts(self, functions: Sequence[PciFunction], moved: Set[str], problems: list[Diagnostic]) -> HostFacts:
+    def _facts(
+        self, topology: Topology, functions: Sequence[PciFunction], moved: Set[str], problems: list[Diagnostic]
+    ) -> HostFacts:
         of_nics = [name for one in functions if one.kind is DeviceKind.NIC for name in one.net]
         view = self._network.view(problems) if of_nics else None
         uses = {name: use for name in of_nics if view is not None and (use := host_use(view, name)) is not None}
-        cards = [one for one in functions if one.kind is DeviceKind.FPGA]
+        cards = [one for one in topology.relevant if one.kind is DeviceKind.FPGA]
         return HostFacts(
             uses=uses,
             moved=frozenset(one.pci_address for one in functions if device_name("nic", one.pci_address) in moved),
             nodes={one.pci_address: self._nodes(one, cards) for one in functions if _has_own_nodes(one)},
-            wholes={part.pci_address: whole.pci_address for whole in cards for part in fpga_companions(whole, cards)},
+            wholes={
+                **{one.pci_address: None for one in cards if is_fpga_companion(one) and not is_vfio(one)},
+                **{part.pci_address: whole.pci_address for whole in cards for part in fpga_companions(whole, cards)},
+            },
             managing=frozenset(one.pci_address for one in cards if is_fpga_management(one)),
             changing_drivers=frozenset(
                 vendor_id
@@ -120,6 +130,20 @@ class Claimability:
     def _nodes(self, function: PciFunction, cards: Sequence[PciFunction]) -> tuple[str, ...]:
         parts = [function, *(fpga_companions(function, cards) if function.kind is DeviceKind.FPGA else ())]
         return tuple(name for part in parts for name in character_devices(pci_files(self._host, part, [])))
+
+
+def unread(functions: Iterable[PciFunction], problem: Diagnostic) -> list[Exclusion]:
+    """Return exclusions of functions that could not be described because of this problem."""
+    return [
+        Exclusion(
+            device_name(_FAMILIES[one.kind], one.pci_address),
+            problem.message,
+            "unreadable",
+            one.pci_address,
+            problem.hint or "",
+        )
+        for one in functions
+    ]
 
 
 def _has_own_nodes(function: PciFunction) -> bool:

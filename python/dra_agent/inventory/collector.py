@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence, Set
 
 from dra_agent.claimable.network import HostNetwork
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory.api import CounterSet
@@ -23,11 +24,11 @@ from dra_agent.inventory.backend import (
     backend_of,
     load_backend,
 )
-from dra_agent.inventory.claimability import Claimability
+from dra_agent.inventory.claimability import Claimability, unread
 from dra_agent.inventory.descriptions import Descriptions
 from dra_agent.inventory.fabric_file import FabricFile
 from dra_agent.inventory.mode_changes import ModeChanges
-from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, Exclusion, Inventory
+from dra_agent.inventory.model import Device, DeviceEvent, Exclusion, Inventory
 from dra_agent.inventory.passthrough import Passthrough, VfioBindingStore
 from dra_agent.inventory.pool_groups import PoolGroups
 from dra_agent.inventory.rules import PartitionRules, Rules, used_counter_sets
@@ -108,7 +109,7 @@ class Collector:
         for function in claimable:
             by_backend.setdefault(backend_of(function), []).append(function)
         for name, functions in by_backend.items():
-            found += self._devices(name, functions, problems)
+            found += self._devices(name, functions, problems, excluded)
         self.kept = self._descriptions.end()
         found = self._passthrough.with_new_bindings(found, bound, problems)
         if self._bindings is not None:
@@ -180,7 +181,9 @@ class Collector:
         backends = [backend for backend in self._backends.values() if isinstance(backend, PartitioningBackend)]
         return [counters for backend in backends for counters in backend.counter_sets()]
 
-    def _devices(self, name: str, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> list[Device]:
+    def _devices(
+        self, name: str, functions: Sequence[PciFunction], problems: list[Diagnostic], excluded: list[Exclusion]
+    ) -> list[Device]:
         try:
             backend = self._backends.get(name)
             if backend is None:
@@ -194,12 +197,14 @@ class Collector:
                 self._partitions.begin([function.pci_address for function in functions])
             return self._descriptions.of(name, backend, functions, problems)
         except AgentError as error:
-            problems.append(Diagnostic(error.where or name, error.message, error.hint))
+            problem = Diagnostic(error.where or name, error.message, error.hint)
         except Exception as error:  # noqa: BLE001
             # A defect in one back end must not take the devices of the others away.
             _log.exception("back end failed", extra={"backend": name})
             message = f"reading its devices failed: {type(error).__name__}: {error}"
-            problems.append(Diagnostic(f"back end {name}", message, "report this, with the agent's log"))
+            problem = Diagnostic(f"back end {name}", message, "report this, with the agent's log")
+        problems.append(problem)
+        excluded += unread(functions, problem)
         return []
 
 

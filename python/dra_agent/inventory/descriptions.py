@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Container, Hashable, Sequence
 from typing import NamedTuple
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.inventory.backend import DeviceBackend, FunctionBackend
-from dra_agent.inventory.model import Device, Diagnostic
+from dra_agent.inventory.model import Device
 from dra_agent.topology.model import PciFunction
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from dra_agent import _native
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.errors import UsageError
-from dra_agent.inventory.model import Device, Diagnostic, Exclusion
+from dra_agent.inventory.model import Device, Exclusion
 
 
 class Rule:

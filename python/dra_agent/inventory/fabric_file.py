@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 
 from dra_agent import user_file
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.builder import MAX_ENTRIES
 from dra_agent.inventory.fabric_document import ATTRIBUTES, FabricDocument, InvalidDocumentError, decode
-from dra_agent.inventory.model import Device, Diagnostic
+from dra_agent.inventory.model import Device
 
 MAX_BYTES = 1 << 18
 MAX_NAMES = 8

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.api import Capacity
 from dra_agent.inventory.builder import DeviceBuilder, pci_files
 from dra_agent.inventory.generic import add_drm_nodes
-from dra_agent.inventory.model import Device, Diagnostic
+from dra_agent.inventory.model import Device
 from dra_agent.inventory.products import (
     fpga_card_of,
     fpga_companions,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.builder import DeviceBuilder
-from dra_agent.inventory.model import FAMILIES, Device, Diagnostic, device_name
+from dra_agent.inventory.model import FAMILIES, Device, device_name
 from dra_agent.inventory.products import product_of
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.topology.model import PciFunction

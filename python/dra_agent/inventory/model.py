@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from dra_agent.claimable.codes import Code
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.inventory.api import Attribute, Capacity, CounterConsumption, CounterSet, Overhead, Taint
 
 Family = Literal["gpu", "nic", "fpga", "accelerator"]
@@ -55,25 +56,6 @@ class DeviceNode(msgspec.Struct, frozen=True):
     role: NodeRole
 
 
-class Diagnostic(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A problem of a scan, and a hint to fix it."""
-
-    where: str
-    """A device's address or name, a path, or the part of the host ("NVML")."""
-    message: str = msgspec.field(name="what")
-    hint: str | None = msgspec.field(default=None, name="todo")
-    severity: Literal["error", "warning"] = "error"
-    """warning: everything works, with limitations."""
-
-    def __str__(self) -> str:
-        text = f"{self.where}: {self.message}"
-        return f"{text}; {self.hint}" if self.hint else text
-
-
-class UnreadDiagnostic(Diagnostic, frozen=True):
-    """A problem that is a value which the vendor's library did not return; a recording of its calls lacks it too."""
-
-
 class ObservedIssue(msgspec.Struct, frozen=True):
     """An issue of a device that observations show while it lasts."""
 
@@ -98,17 +80,13 @@ class DeviceEvent(msgspec.Struct, frozen=True):
 MAX_ENUMERATED = 3
 """Devices that are excluded for one reason and listed by name."""
 
-ExclusionCode = Code | Literal["rule", "passthrough", "partition", "other-manager"]
-"""A stable name of the reason. Those of `Code` are of the function itself; rule: inventory.include or exclude;
-passthrough: a rule wants it for vfio-pci, which is impossible; partition: it overlaps with what others made."""
-
 
 class Exclusion(msgspec.Struct, frozen=True, omit_defaults=True):
     """A device that is there and is not published, and why."""
 
     name: str
     reason: str
-    code: ExclusionCode
+    code: Code
     pci_address: str | None = None
     """Of a whole function that is not published; of several, that of one of them."""
     hint: str = ""
@@ -249,14 +227,18 @@ class Inventory(msgspec.Struct, frozen=True, dict=True):
         return {device.name: device for device in self.devices}
 
     def excluded_by_reason(self) -> list[Exclusion]:
-        """Return one entry for each reason, on one line: a rule may leave out hundreds of partitions."""
-        names: dict[str, list[str]] = {}
+        """Return one entry for each reason, on one line: a rule may leave out hundreds of partitions.
+
+        Without those for which there is a problem with the same message.
+        """
+        reported = {problem.message for problem in self.problems}
+        found: dict[str, list[Exclusion]] = {}
         for one in self.excluded:
-            names.setdefault(" ".join(one.reason.split()), []).append(one.name)
-        codes = {" ".join(one.reason.split()): one for one in self.excluded}
+            if one.reason not in reported:
+                found.setdefault(" ".join(one.reason.split()), []).append(one)
         return [
-            msgspec.structs.replace(codes[reason], name=_enumerated(devices), reason=reason)
-            for reason, devices in names.items()
+            msgspec.structs.replace(same[-1], name=_enumerated([one.name for one in same]), reason=reason)
+            for reason, same in found.items()
         ]
 
     def lookup(self, pool: str, name: str) -> Device | None:

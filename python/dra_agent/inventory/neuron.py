@@ -14,8 +14,8 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
-from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.sysfs import SysfsDir
 
 DRIVER = "neuron-driver"

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Mapping, Sequence
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.builder import DeviceBuilder
-from dra_agent.inventory.model import Device, Diagnostic
+from dra_agent.inventory.model import Device
 from dra_agent.inventory.nic_ports import NetInterface, Port, RdmaPort, preferred, read_ports
 from dra_agent.inventory.products import product_of
 from dra_agent.inventory.settings import InventorySettings

@@ -15,11 +15,12 @@ from pathlib import Path
 import msgspec
 
 from dra_agent import atomic_file
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.evaluation import Rule, RuleResult, RuleResults
-from dra_agent.inventory.model import Device, Diagnostic, Exclusion
+from dra_agent.inventory.model import Device, Exclusion
 from dra_agent.inventory.moved import MovedInterfaces
 from dra_agent.inventory.settings import PassthroughRule
 from dra_agent.json_decode import decode_json

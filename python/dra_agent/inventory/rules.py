@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.errors import UsageError
 from dra_agent.inventory.api import Attribute, AttributeList, CounterSet
 from dra_agent.inventory.builder import MAX_ENTRIES
 from dra_agent.inventory.evaluation import Rule, RuleResult, RuleResults, never_evaluated
-from dra_agent.inventory.model import Device, Diagnostic, Exclusion, device_name
+from dra_agent.inventory.model import Device, Exclusion, device_name
 from dra_agent.inventory.overhead import compile_overhead
 from dra_agent.inventory.settings import InventorySettings, PartitionRule, VersionValue
 

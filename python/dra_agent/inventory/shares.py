@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import msgspec
 
 from dra_agent import _native
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.errors import UsageError
 from dra_agent.inventory.api import Attribute, Capacity, RequestPolicy, RequestRange
 from dra_agent.inventory.builder import MAX_ENTRIES
 from dra_agent.inventory.evaluation import Rule, RuleResult, RuleResults
-from dra_agent.inventory.model import Device, Diagnostic
+from dra_agent.inventory.model import Device
 from dra_agent.inventory.passthrough import PASSTHROUGH
 from dra_agent.inventory.settings import Enforcement, ShareRule
 

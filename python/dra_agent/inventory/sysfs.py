@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from dra_agent.inventory.model import Diagnostic
+from dra_agent.diagnostic import Diagnostic
 
 _MAX_FILE_BYTES = 65536
 """Bytes: a sysfs attribute is at most a page long, a procfs table may be longer."""

@@ -177,6 +177,12 @@ class _Gauges:
         for manager, count in snapshot.second_managers.items():
             others.add_metric([manager], count)
         yield others
+        excluded = GaugeMetricFamily(
+            f"{PREFIX}_excluded_devices", "Devices of this node that are not published.", labels=["code"]
+        )
+        for code, count in sorted(snapshot.excluded.items()):
+            excluded.add_metric([code], count)
+        yield excluded
         if snapshot.reclaim is not None:
             yield from families(snapshot.reclaim)
         if snapshot.checkpoint_written is not None:

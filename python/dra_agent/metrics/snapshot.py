@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import msgspec
 
 from dra_agent import _native
 from dra_agent.clock import wall_now
-from dra_agent.conflicts import load_conflicts
+from dra_agent.conflicts import exclude, load_conflicts
 from dra_agent.health.monitor import Summary
 from dra_agent.inventory.api import Taint
 from dra_agent.inventory.model import Device, Inventory, device_key
@@ -67,6 +68,8 @@ class MetricsSnapshot(msgspec.Struct, frozen=True):
     problems: int = 0
     second_managers: dict[str, int] = {}
     """Number of devices of this node that another driver advertises, by driver."""
+    excluded: dict[str, int] = {}
+    """Number of devices that are not published, by the code of the reason."""
     health: Summary = Summary()
     reclaim: ReclaimSnapshot | None = None
     node: str = ""
@@ -97,14 +100,15 @@ def collect(
     saved = load_conflicts(state_dir)
     taint = None if reclaim is None else taint_of(reclaim.state, driver)
     leaving = taint is not None and taint.effect != "None"
-    excluded = (
+    published = inventory if saved.published else exclude(inventory, saved.conflicts)
+    unclaimable = (
         tuple(device.name for device in inventory.devices)
         if leaving
         else ()
         if saved.published
         else tuple(sorted(saved.conflicts.managers))
     )
-    left = tracker.compute(inventory, held, excluded)
+    left = tracker.compute(inventory, held, unclaimable)
     created = created_uuids(entries)
     return MetricsSnapshot(
         devices=tuple(
@@ -120,6 +124,7 @@ def collect(
         checkpoint_written=_checkpoint_time(state_dir / "ledger"),
         problems=len(inventory.problems),
         health=health,
+        excluded=Counter(one.code for one in published.excluded),
         second_managers={manager: len(devices) for manager, devices in saved.conflicts.by_manager().items()},
         reclaim=None if reclaim is None else snapshot_of(reclaim),
     )

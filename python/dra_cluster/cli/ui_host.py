@@ -65,7 +65,7 @@ class HostReader:
             ),
             problems=(
                 *((f"The claims that hold devices are not known: {claims.unknown}",) if claims.unknown else ()),
-                *(f"{one.name}: not published: {one.reason}" for one in inventory.excluded_by_reason()),
+                *(f"{one.name}: not published ({one.code}): {one.reason}" for one in inventory.excluded_by_reason()),
                 *map(str, inventory.problems),
                 *map(str, topology.problems),
             ),

@@ -9,9 +9,9 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.nvidia.mig import capability_minors
 from dra_agent.inventory.nvidia.nvml_client import (
     NoPermissionError,

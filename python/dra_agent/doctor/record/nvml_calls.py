@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from dra_agent.deadline import Deadline
+from dra_agent.diagnostic import UnreadDiagnostic
 from dra_agent.doctor.record.identity import Replacements
 from dra_agent.doctor.record.nvml_survey import survey
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector
-from dra_agent.inventory.model import UnreadDiagnostic
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.settings import InventorySettings, PartitionRule
 from dra_agent.nvml import call_log

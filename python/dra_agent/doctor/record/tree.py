@@ -82,7 +82,7 @@ DEV = (
 )
 _PRIVATE_FILES = frozenset({"vpd", "config", "rom", "serial_number"})
 """Never read, even if a pattern matches."""
-_OF_LINKS = ("sys/bus/pci/devices", "sys/class/")
+_OF_LINKS = ("sys/bus/pci/devices", "sys/bus/platform/devices", "sys/class/")
 """Folders whose links a wildcard follows; elsewhere `driver` and `subsystem` would lead through the whole of /sys."""
 _SKIPPED = frozenset({"power", "msi_irqs"})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.amd.kfd import COMPUTE_MODE, KfdNode, KfdReader
 from dra_agent.inventory.amd.mode_transition import SETTLE_TIMEOUT_S, die_count, matches_mode
@@ -19,14 +20,14 @@ from dra_agent.inventory.amd.partitionable import (
     count_errors,
     describe_whole,
     fill,
-    half_made,
     set_memory,
+    withhold_half_made,
 )
 from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.builder import DeviceBuilder, pci_files
 from dra_agent.inventory.generic import add_drm_nodes
 from dra_agent.inventory.mode_changes import ModeChanges
-from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, device_name
+from dra_agent.inventory.model import Device, DeviceEvent, Exclusion, device_name
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import SysfsDir
@@ -45,6 +46,11 @@ class AmdBackend:
         self._half_since: dict[str, float] = {}
         """The time since which a GPU is withheld because its nodes do not match its mode, by address."""
         self._rescan = False
+        self._withheld: list[Exclusion] = []
+
+    def withheld(self) -> Sequence[Exclusion]:
+        """Return the GPUs and partitions of the last scan without what a container needs."""
+        return [*self._withheld, *(self._divisible.withheld if self._divisible is not None else ())]
 
     def partition_by(self, rules: PartitionRules) -> None:
         """Take the rules by which GPUs can be divided by claims."""
@@ -74,6 +80,7 @@ class AmdBackend:
             self._divisible = PartitionableGpus(self._host, self._rules, self._changes, self._topology)
         divisible = self._divisible
         self._rescan = False
+        self._withheld = []
         half_since, self._half_since = self._half_since, {}
         nodes = divisible.begin(functions, problems) if divisible is not None else self._topology.nodes(problems)
         modules = SysfsDir(self._host.sysfs / "module", problems)
@@ -87,7 +94,7 @@ class AmdBackend:
             elif self._is_divided(function, of_function):
                 parts = self._partitions(function, of_function, driver_version, problems)
                 if not parts:
-                    self._withhold(function.pci_address, half_since)
+                    self._rescan_soon(function.pci_address, half_since)
                 devices += parts
             else:
                 builder = DeviceBuilder(self._host, function, "gpu", problems)
@@ -98,7 +105,7 @@ class AmdBackend:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _withhold(self, address: str, half_since: dict[str, float]) -> None:
+    def _rescan_soon(self, address: str, half_since: dict[str, float]) -> None:
         now = time.monotonic()
         self._half_since[address] = since = half_since.get(address, now)
         self._rescan = self._rescan or now - since < SETTLE_TIMEOUT_S
@@ -116,7 +123,7 @@ class AmdBackend:
         mode = known_mode(files, COMPUTE_MODE)
         if mode is not None and not matches_mode(nodes, mode):
             # Neither the whole GPU nor a part of it: the rest would be offered with the memory of the whole GPU.
-            problems.append(half_made(device_name("gpu", function.pci_address), die_count(nodes), die_count(nodes)))
+            withhold_half_made(function, die_count(nodes), die_count(nodes), problems, self._withheld)
             return []
         mode = mode or _mode(nodes)
         profile = "-".join(
@@ -138,9 +145,13 @@ class AmdBackend:
             builder.add_identity(parent=device_name("gpu", function.pci_address))
             fill(builder, node, driver_version, mode)
             set_memory(builder, node.memory_bytes or (total // len(nodes) if total else None))
-            render = f"renderD{node.render_minor}" if node.render_minor is not None else None
+            if node.render_minor is None:
+                reason = "KFD shows no render node of it, and ROCm opens both"
+                self._withheld.append(Exclusion(builder.name, reason, "half-made", hint="check the kernel log (dmesg)"))
+                continue
+            render = f"renderD{node.render_minor}"
             own = function.drm is not None and function.drm.render == render
-            card = function.drm.card if own and function.drm is not None else renders.get(render or "")
+            card = function.drm.card if own and function.drm is not None else renders.get(render)
             add_drm_nodes(builder, card, render)
             devices.append(builder.build())
         return devices

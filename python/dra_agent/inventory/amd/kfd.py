@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.amd.xgmi import XgmiLinks
 from dra_agent.inventory.interconnect import Interconnect
 from dra_agent.inventory.mode_changes import ModeChanges
-from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.sysfs import SysfsDir
 
 NODES = "class/kfd/kfd/topology/nodes"

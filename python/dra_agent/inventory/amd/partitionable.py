@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.amd.apu import is_apu
 from dra_agent.inventory.amd.kfd import COMPUTE_MODE, KfdNode, KfdReader, merge_partitions, partition_of, uuid_text
@@ -34,7 +35,7 @@ from dra_agent.inventory.api import Attribute, Capacity, CounterConsumption, Cou
 from dra_agent.inventory.builder import MECHANISM, DeviceBuilder, pci_files, set_dmem_region
 from dra_agent.inventory.generic import add_drm_nodes
 from dra_agent.inventory.mode_changes import ModeChanges
-from dra_agent.inventory.model import Device, Diagnostic, device_name
+from dra_agent.inventory.model import Device, Exclusion, device_name
 from dra_agent.inventory.products import product_of
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.sysfs import SysfsDir
@@ -140,6 +141,8 @@ class PartitionableGpus:
     def __init__(self, host: Host, rules: PartitionRules, changes: ModeChanges, topology: KfdReader) -> None:
         self.counters: list[CounterSet] = []
         """The counter sets of the last described devices."""
+        self.withheld: list[Exclusion] = []
+        """The GPUs of the last scan that are not published."""
         self._host = host
         self._topology = topology
         self._rules = rules
@@ -156,7 +159,7 @@ class PartitionableGpus:
 
     def begin(self, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
         """Start a scan of these GPUs; returns the nodes of every GPU by address."""
-        self.counters = []
+        self.counters, self.withheld = [], []
         self._transitions.begin(functions)
         here = {function.pci_address for function in functions}
         self._uuids = {address: uuid for address, uuid in self._uuids.items() if address in here}
@@ -219,7 +222,7 @@ class PartitionableGpus:
             if self._transitions.is_kept(function.pci_address):
                 self.counters.append(known.counters)
                 return list(known.devices)
-            problems.append(half_made(name, die_count(nodes), known.dies))
+            withhold_half_made(function, die_count(nodes), known.dies, problems, self.withheld)
             return []
         files = pci_files(self._host, function, problems)
         quiet: list[Diagnostic] = []
@@ -230,7 +233,7 @@ class PartitionableGpus:
         if self._rules.rule_for(described_whole, "amd") is None:
             return None
         if whole is None or not complete:
-            problems.append(half_made(name, die_count(nodes), most))
+            withhold_half_made(function, die_count(nodes), most, problems, self.withheld)
             return []
         nps = known_mode(files, "current_memory_partition")
         available = files.text("available_compute_partition") or ""
@@ -302,9 +305,13 @@ def _without_widths(nodes: dict[str, list[KfdNode]]) -> dict[str, list[KfdNode]]
     }
 
 
-def half_made(name: str, seen: int, all_of_them: int) -> Diagnostic:
-    """Report a GPU whose KFD nodes do not match its mode."""
+def withhold_half_made(
+    function: PciFunction, seen: int, all_of_them: int, problems: list[Diagnostic], withheld: list[Exclusion]
+) -> None:
+    """Report a GPU whose KFD nodes do not match its mode, and which is not published therefore."""
     of = f"{seen} of its {all_of_them} dies" if seen < all_of_them else "partitions of another mode than it is in"
     message = f"KFD shows {of}, so it is not offered: a change of its mode does not complete"
     hint = "check the kernel log (dmesg); allow all of its render nodes in the agent's cgroup, or reset the GPU"
-    return Diagnostic(name, message, hint)
+    name = device_name("gpu", function.pci_address)
+    problems.append(Diagnostic(name, message, hint))
+    withheld.append(Exclusion(name, message, "half-made", function.pci_address, hint))

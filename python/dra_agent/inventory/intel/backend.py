@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.api import Capacity, Counter, CounterConsumption, CounterSet
 from dra_agent.inventory.builder import DeviceBuilder, dmem_memory, pci_files, set_dmem_region
 from dra_agent.inventory.generic import add_drm_nodes
-from dra_agent.inventory.model import Device, Diagnostic, Exclusion, device_name
+from dra_agent.inventory.model import Device, Exclusion, device_name
 from dra_agent.inventory.products import board_memory_of, product_of
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings

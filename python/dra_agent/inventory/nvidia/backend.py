@@ -10,12 +10,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from dra_agent.diagnostic import Diagnostic, UnreadDiagnostic
 from dra_agent.driver_root import SETTING, DriverMissingError, DriverRoot
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.builder import DeviceBuilder
-from dra_agent.inventory.model import STARTING, Device, DeviceEvent, Diagnostic, Exclusion, UnreadDiagnostic
+from dra_agent.inventory.model import STARTING, Device, DeviceEvent, Exclusion, device_name
 from dra_agent.inventory.nvidia.describe import DRIVER, describe_gpu, describe_instance
 from dra_agent.inventory.nvidia.events import Events, EventTargets
 from dra_agent.inventory.nvidia.gpu_info import DriverInfo, GpuInfo, read_driver, read_gpu, read_module, read_procfs
@@ -75,6 +76,7 @@ class NvidiaBackend:
         self._restarted = False
         self._rules: PartitionRules | None = None
         self._divided = PartitionableGpus(host, self._nvml)
+        self._withheld: list[Exclusion] = []
         self._links = NvLinks(self._nvml, host.sysfs / "bus/pci/devices")
 
     def devices(self, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> list[Device]:
@@ -85,6 +87,7 @@ class NvidiaBackend:
             self._mig.pop(gone, None)
             self._handles.pop(gone, None)
         self._divided.begin(present)
+        self._withheld = []
         self._restarted = False
         gpus = [one.pci_address for one in functions if one.driver == DRIVER and one.physfn is None]
         self._needed = any(function.driver == DRIVER for function in functions)
@@ -98,6 +101,9 @@ class NvidiaBackend:
         self._report_unloaded(functions, problems)
         for function in functions:
             if function.driver is None and function.pci_address not in self._known:
+                name = device_name("gpu", function.pci_address)
+                reason = "NVIDIA's driver is not loaded"
+                self._withheld.append(Exclusion(name, reason, "no-driver", function.pci_address, _UNLOADED_HINT))
                 continue
             builder = DeviceBuilder(self._host, function, "gpu", problems)
             facts, answered = None, False
@@ -145,8 +151,8 @@ class NvidiaBackend:
         message = f"NVIDIA's driver is not loaded: {len(unloaded)} GPU(s) cannot be used"
         if known:
             message += f"; {known} of them stay published with a taint, because claims may hold them"
-        hint = "wait until the driver container has loaded its modules, and check the kernel log (dmesg)"
-        problems.append(Diagnostic(str(self._host.driver_root and self._host.driver_root.path), message, hint))
+        where = str(self._host.driver_root and self._host.driver_root.path)
+        problems.append(Diagnostic(where, message, _UNLOADED_HINT))
 
     def partition_by(self, rules: PartitionRules) -> None:
         """Take the rules by which GPUs are offered in MIG partitions."""
@@ -158,7 +164,7 @@ class NvidiaBackend:
 
     def withheld(self) -> Sequence[Exclusion]:
         """Return the partitions and GPUs that cannot be offered now."""
-        return self._divided.withheld
+        return [*self._withheld, *self._divided.withheld]
 
     def faults(self) -> list[DeviceEvent]:
         """Poll events of NVML."""
@@ -336,9 +342,11 @@ class NvidiaBackend:
             message = "MIG mode is on without MIG instances, so this GPU cannot be claimed"
             hint = "create instances (nvidia-smi mig -cgi ... -C), or switch MIG mode off (nvidia-smi -mig 0)"
             problems.append(Diagnostic(whole.name, message, hint, severity="warning"))
+            self._divided.withhold(whole.name, message)
         elif not instances:
             message = "its MIG instances are not known while NVML does not respond, so it cannot be claimed"
             problems.append(UnreadDiagnostic(whole.name, message))
+            self._divided.withhold(whole.name, message)
         unplaced = any(instance.start is None for instance in instances)
         if unplaced and report_placements:
             problems.append(placements_denied(whole.name))
@@ -421,6 +429,7 @@ _STARTING_PROBLEM = UnreadDiagnostic(
     "enable nvidia-persistenced, or run `nvidia-smi -pm 1`, so that GPUs stay initialized",
     severity="warning",
 )
+_UNLOADED_HINT = "wait until the driver container has loaded its modules, and check the kernel log (dmesg)"
 _VERSION_MISMATCH = 18
 """NVML_ERROR_LIB_RM_VERSION_MISMATCH."""
 _FABRIC_HINT = (

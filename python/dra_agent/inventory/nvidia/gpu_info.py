@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dra_agent.diagnostic import Diagnostic, UnreadDiagnostic
 from dra_agent.host import Host
-from dra_agent.inventory.model import Diagnostic, UnreadDiagnostic
 from dra_agent.inventory.nvidia.fabric import FabricIssue, read_fabric
 from dra_agent.inventory.nvidia.nvml_client import (
     GpuLostError,

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
-from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.nvidia.mig_access import has_capabilities
 from dra_agent.inventory.nvidia.nvml_client import (
     NoPermissionError,

@@ -7,8 +7,8 @@ privileged user"): those with CAP_SYS_ADMIN, or that can open /proc/driver/nvidi
 
 from __future__ import annotations
 
+from dra_agent.diagnostic import Diagnostic, UnreadDiagnostic
 from dra_agent.host import Host
-from dra_agent.inventory.model import Diagnostic, UnreadDiagnostic
 
 _UNIT = "install systemd/mig.conf as a drop-in of the unit (CapabilityBoundingSet=CAP_SYS_ADMIN)"
 READ_HINT = f"set `mig: read` in the values of the Helm chart, or {_UNIT}"

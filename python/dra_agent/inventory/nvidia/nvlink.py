@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dra_agent.diagnostic import Diagnostic, UnreadDiagnostic
 from dra_agent.errors import RetryableError
 from dra_agent.inventory.interconnect import Interconnect, group_gpus, pair
-from dra_agent.inventory.model import Diagnostic, UnreadDiagnostic
 from dra_agent.inventory.nvidia.nvml_client import (
     CallTimeoutError,
     NotSupportedError,

@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
+from dra_agent.diagnostic import Diagnostic, UnreadDiagnostic
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.builder import DeviceBuilder
-from dra_agent.inventory.model import Device, Diagnostic, Exclusion, UnreadDiagnostic, device_name
+from dra_agent.inventory.model import Device, Exclusion, device_name
 from dra_agent.inventory.nvidia.describe import describe_instance, describe_partition
 from dra_agent.inventory.nvidia.gpu_info import DriverInfo, GpuInfo
 from dra_agent.inventory.nvidia.mig import MigInstance, read_instances, retry_if_changed

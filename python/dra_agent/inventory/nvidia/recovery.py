@@ -5,7 +5,7 @@ NVIDIA's DRA driver rates XIDs by it (kubernetes-sigs/dra-driver-nvidia-gpu#1441
 
 from __future__ import annotations
 
-from dra_agent.inventory.model import Diagnostic
+from dra_agent.diagnostic import Diagnostic
 
 ACTIONS = {
     1: "reset",

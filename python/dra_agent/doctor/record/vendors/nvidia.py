@@ -15,15 +15,21 @@ def _programs(host: Host) -> tuple[str, ...]:
 
 
 RECORDING = VendorRecording(
-    sysfs=("module/nvidia/version",),
+    sysfs=(
+        "module/nvidia/version",
+        # GPUs of systems on a chip, and what names the board.
+        *(f"bus/platform/devices/{name}/driver@" for name in ("*.gpu", "*.g[a-z][0-9][0-9][a-z]")),
+        *(f"devices/soc0/{name}" for name in ("family", "soc_id")),
+    ),
     proc=(
         *("driver/nvidia/version", "driver/nvidia/params", "driver/nvidia/gpus/*/information"),
         *("driver/nvidia/gpus/*/numa_status", "driver/nvidia/gpus/*/power"),
         *("driver/nvidia/capabilities/*/*", "driver/nvidia/capabilities/*/mig/*/access"),
         *("driver/nvidia/capabilities/*", "driver/nvidia/capabilities/*/mig/*/*/access"),
+        *("device-tree/compatible", "device-tree/model"),
         *("driver/nvidia-caps/*", "driver/nvidia-nvswitch/devices/*/information"),
     ),
-    dev=("nvidia*", "nvidia-caps/*", "nvidia-caps-imex-channels/*"),
+    dev=("nvhost-gpu", "nvidia*", "nvidia-caps/*", "nvidia-caps-imex-channels/*"),
     tools=(Tool("nvidia-smi", ("-q", "-x"), "nvidia-smi.xml"),),
     driver_tools=frozenset({"nvidia-smi"}),
     programs=_programs,

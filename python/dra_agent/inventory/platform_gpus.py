@@ -1,0 +1,53 @@
+"""GPUs of NVIDIA's systems on a chip (Tegra, Jetson): platform devices, which a scan of PCI functions does not have.
+
+Boards are recognized as NVIDIA/go-nvlib does (pkg/nvlib/info): by the device tree, or the family of the chip.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from dra_agent.claimable.decide import PlatformGpu
+from dra_agent.diagnostic import Diagnostic
+from dra_agent.host import Host
+from dra_agent.inventory.sysfs import SysfsDir
+from dra_agent.topology.model import DeviceKind, PciFunction
+
+_NVIDIA = "0x10de"
+_TEGRA = "tegra"
+_GPU = re.compile(r"[0-9a-f]+\.(gpu|g[a-z]\d\d[a-z])")
+"""Names of its platform device: 17000000.gpu, and 17000000.gv11b or 57000000.gpu before."""
+_NODES = ("nvidia0", "nvhost-gpu", "nvgpu")
+"""Below /dev, of the drivers of such a GPU."""
+
+
+def platform_gpus(host: Host, functions: Iterable[PciFunction], problems: list[Diagnostic]) -> list[PlatformGpu]:
+    """Return the GPUs of the chip itself; none if the only one is among the PCI functions, as that of a Thor can be."""
+    board = _board(host, problems)
+    if board is None:
+        return []
+    platform = SysfsDir(host.sysfs / "bus/platform/devices", problems)
+    found = [
+        PlatformGpu(name, board, platform.subdir(name).link("driver"))
+        for name in platform.names()
+        if _GPU.fullmatch(name)
+    ]
+    if found or any(one.kind is DeviceKind.GPU and one.vendor_id == _NVIDIA for one in functions):
+        return found
+    # A driver has made its nodes without a device that is known by name.
+    return [PlatformGpu(_TEGRA, board, None)] if any((host.dev / node).exists() for node in _NODES) else []
+
+
+def _board(host: Host, problems: list[Diagnostic]) -> str | None:
+    """Return what the board is called; None if its chip is not a Tegra."""
+    tree = SysfsDir(host.proc / "device-tree", problems)
+    model, compatible = tree.text("model"), tree.text("compatible")
+    if (model or "").startswith("NVIDIA Jetson"):
+        return model
+    of_tree = [name for name in (compatible or "").split("\0") if name.startswith(f"nvidia,{_TEGRA}")]
+    # A container may not see the device tree.
+    chip = SysfsDir(host.sysfs / "devices/soc0", problems)
+    if not of_tree and (family := chip.text("family") or "").lower().startswith(_TEGRA):
+        of_tree = [" ".join(filter(None, (family, chip.text("soc_id"))))]
+    return model or of_tree[0] if of_tree else None
