@@ -191,6 +191,17 @@ def test_a_claim_of_this_host_is_explained_by_its_name(agent: AgentProcess, cli:
     result = cli("explain", "claim", "many", "-n", "team")
     assert result.returncode == 1
     assert "does not fit" in result.stdout and "gpu-0000-41-00-0" in result.stdout
+    # The other GPU is not published. Both commands have the reason, and none for a claim that waits for no device.
+    for query in (("claim", "many", "-n", "team"), ("-f", "many.yaml")):
+        text = cli("explain", *query).stdout
+        listed = text.partition("node node-a does not publish:\n")[2].splitlines()[1]
+        assert listed.split()[:2] == ["gpu-0000-29-00-0", "rule"] and "inventory.exclude[0]" in listed
+        answer = json.loads(cli("explain", *query, "-o", "json").stdout)
+        (excluded,) = answer["excluded"]
+        assert (excluded["name"], excluded["code"]) == ("gpu-0000-29-00-0", "rule")
+    (tmp_path / "one.yaml").write_text(CLAIM.partition("---\n")[2].replace("training", "one"))
+    assert json.loads(cli("explain", "-f", "one.yaml", "-o", "json").stdout)["excluded"] == []
+    assert "does not publish" not in cli("explain", "-f", "one.yaml").stdout
     result = cli("explain", "claim", "nope", "-n", "team")
     assert result.returncode == 1 and "there is no claim nope in namespace team" in result.stderr
     result = cli("explain", "pod", "nope")

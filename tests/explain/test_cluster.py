@@ -93,6 +93,24 @@ def test_selector_that_matches_nothing_is_named(cluster: FakeApi, explain: Expla
     assert [one["rejections"][0]["kind"] for one in devices] == ["selector", "selector"]
 
 
+def test_where_devices_that_are_not_published_are_listed_is_named(
+    cluster: FakeApi, explain: Explain, command: Run
+) -> None:
+    """No agent runs on this host, and slices do not have them."""
+    cluster.put("resourceclaims", claim(make_request(expression=model("C"))))
+    cluster.put("pods", pod())
+    _, answer = explain("claim", "claim")
+    assert [entry["excluded"] for entry in answer["nodes"]] == [None, None]
+    hint = "devices that it does not publish are not in its ResourceSlices: `dra-agent devices` on node {} lists them"
+    assert hint.format("n1") in command("claim", "claim")[1]
+    assert hint.format("n2") in command("claim", "claim", "--node", "n2")[1]
+    # Of a node with enough devices they are no answer.
+    cluster.put("resourceclaims", claim(make_request(expression=model("A")), name="fits"))
+    _, answer = explain("claim", "fits", "--node", "n2")
+    assert [entry["excluded"] for entry in answer["nodes"]] == [[]]
+    assert "does not publish" not in command("claim", "fits", "--node", "n2")[1]
+
+
 def test_holders_of_all_devices_are_named(cluster: FakeApi, explain: Explain, command: Run) -> None:
     cluster.put("resourceclaims", claim(make_request(expression=model("A"))))
     cluster.put("resourceclaims", allocated_on("train", "n1", "gpu-a", pods=("train-0", "train-1")))

@@ -153,6 +153,7 @@ def test_the_first_pod_that_fits_nowhere_is_named_with_its_reason(explain: Run) 
     assert "--node n1 shows its devices for pod train-3" in answer["text"]
     _, answer = explain([slices("n1", "AA"), slices("n2", "A")], job("train", 5, "one"), "--node", "n2")
     assert "pod train-3 on node n2" in answer["text"] and "it is held by claim default/train-1-one" in answer["text"]
+    assert answer["failure"]["excluded"] is None and "`dra-agent devices` on node n2 lists them" in answer["text"]
 
 
 def test_a_pod_that_does_not_fit_alone_is_certain(explain: Run) -> None:

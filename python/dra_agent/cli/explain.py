@@ -115,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _explain_files(args: argparse.Namespace) -> int:
+    from dra_agent.cli.excluded import KnownExclusions
     from dra_agent.cli.files import filenames
     from dra_agent.cli.output import emit
     from dra_agent.errors import UsageError
@@ -149,6 +150,8 @@ def _explain_files(args: argparse.Namespace) -> int:
         explanation = explain(claims=inputs.claims, gates=gates, deadline=seconds, **state)
     if args.slices and not inputs.slices:
         explanation["summary"] = NO_SLICES
+    if not args.slices:
+        explanation["excluded"] = KnownExclusions(args).of(explanation["node"], explanation)
     if args.output == "table":
         _print(explanation, everything=args.all_devices)
     else:
@@ -213,6 +216,7 @@ def _state_of_agent(args: argparse.Namespace, inputs: Any) -> dict[str, Any]:
 
 
 def _print(explanation: dict[str, Any], *, everything: bool) -> None:
+    from dra_agent.cli.excluded import print_excluded
     from dra_agent.cli.output import prints_names
 
     if prints_names():
@@ -220,6 +224,8 @@ def _print(explanation: dict[str, Any], *, everything: bool) -> None:
         return
     print(printable(explanation["summary"], line=True))
     print_details(explanation, everything=everything)
+    # Files of a cluster are about no host.
+    print_excluded(explanation["node"], explanation.get("excluded", ()))
 
 
 def print_allocated(explanation: dict[str, Any]) -> None:

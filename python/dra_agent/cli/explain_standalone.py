@@ -24,6 +24,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from dra_agent.cli.claim import key_of
     from dra_agent.cli.connection import connect
+    from dra_agent.cli.excluded import KnownExclusions, print_excluded
     from dra_agent.cli.explain import print_allocated, print_details
     from dra_agent.cli.object_names import ObjectName
     from dra_agent.cli.output import emit, prints_names
@@ -63,11 +64,13 @@ def run(args: argparse.Namespace) -> int:
         gates=GATES,
         deadline=search_s(args.timeout, own),
     )
+    explanation["excluded"] = KnownExclusions(args).of(explanation["node"], explanation)
     if prints_names():
         print_allocated(explanation)
     elif args.output == "table":
         print(f"claim {name}: {summary}\n{explanation['summary']}")
         print_details(explanation, everything=args.all_devices)
+        print_excluded(explanation["node"], explanation["excluded"])
     else:
         emit(explanation, args.output)
     return 0 if explanation["fits"] else 1

@@ -59,6 +59,7 @@ def run_files(args: argparse.Namespace, loaded: Sequence[LoadedObject]) -> int:
 
 def print_explanation(args: argparse.Namespace, snapshot: Snapshot, subject: dict[str, Any], *, is_pod: bool) -> int:
     """Print why a claim or pod waits; 0 where it is allocated or fits, 1 where it does not."""
+    from dra_agent.cli.excluded import KnownExclusions
     from dra_agent.cli.output import emit
     from dra_agent.cli.terminal import progress
     from dra_cluster.explain.claim_explanation import explain_claim, explain_pod
@@ -66,6 +67,9 @@ def print_explanation(args: argparse.Namespace, snapshot: Snapshot, subject: dic
     explain_object = explain_pod if is_pod else explain_claim
     with progress("evaluating the nodes"), garbage_collection.paused():
         result = explain_object(snapshot, subject, node=args.node, deadline=args.timeout)
+        known = KnownExclusions(args)
+        for entry in result["nodes"]:
+            entry["excluded"] = () if entry["fits"] else known.of(entry["node"], entry["explanation"])
     if args.output == "table":
         _print(result, everything=args.all_devices, node=args.node)
     else:
@@ -74,6 +78,7 @@ def print_explanation(args: argparse.Namespace, snapshot: Snapshot, subject: dic
 
 
 def _print(result: dict[str, Any], *, everything: bool, node: str | None) -> None:
+    from dra_agent.cli.excluded import print_excluded
     from dra_agent.cli.output import prints_names
     from dra_cluster.cli.quotes import print_quotes
     from dra_cluster.explain.pending import shown_node
@@ -104,8 +109,12 @@ def _print(result: dict[str, Any], *, everything: bool, node: str | None) -> Non
 
         print("\n" + printable(f"node {chosen['node']}:", line=True))
         print_details(chosen["explanation"], everything=everything)
+        print_excluded(chosen["node"], chosen["excluded"])
         if others := len(result["nodes"]) - 1:
             print(f"\n--node NAME shows another of {others + 1} nodes")
+    for entry in result["nodes"]:
+        if entry["excluded"] and entry is not chosen:
+            print_excluded(entry["node"], entry["excluded"])
     if result.get("holders"):
         _print_holders(result["holders"])
 

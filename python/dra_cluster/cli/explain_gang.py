@@ -83,11 +83,15 @@ _TEMPLATED = ("Deployment", "ReplicaSet", "StatefulSet", "Job", "JobSet", "Workl
 
 def run(args: argparse.Namespace, snapshot: Snapshot, gang: Gang) -> int:
     """Print the explanation; 0 if enough pods are placed, 1 if they are not."""
+    from dra_agent.cli.excluded import KnownExclusions
     from dra_agent.cli.output import emit
     from dra_agent.cli.terminal import progress
 
     with progress("evaluating the pods"):
         result = explain_gang(snapshot, gang, node=args.node, deadline=args.timeout)
+        failure = result["failure"]
+        if failure is not None:
+            failure["excluded"] = KnownExclusions(args).of(failure["node"], failure["explanation"])
     if args.output == "table":
         _print(result, everything=args.all_devices, node=args.node)
     else:
@@ -96,6 +100,7 @@ def run(args: argparse.Namespace, snapshot: Snapshot, gang: Gang) -> int:
 
 
 def _print(result: Object, *, everything: bool, node: str | None) -> None:
+    from dra_agent.cli.excluded import print_excluded
     from dra_agent.cli.explain import print_details
     from dra_agent.cli.output import prints_names
     from dra_cluster.cli.quotes import print_quotes
@@ -125,6 +130,7 @@ def _print(result: Object, *, everything: bool, node: str | None) -> None:
     if everything or node is not None:
         print(printable(f"pod {failure['member']} on node {failure['node']}, after the pods before it:", line=True))
         print_details(failure["explanation"], everything=everything)
+        print_excluded(failure["node"], failure["excluded"])
     else:
         print(printable(f"--node {failure['node']} shows its devices for pod {failure['member']}", line=True))
 
