@@ -6,6 +6,7 @@ net/ipv6/addrconf.c (`if6_seq_show`).
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,11 +61,11 @@ def plan(machine: Machine, tree: Tree) -> None:
         return
     known = netdevs(machine)
     tables = _ipv4_tables(machine, known)
-    tree.file("proc/net/route", _route(tables.get(MAIN_TABLE, ())).encode())
+    tree.file("proc/net/route", os.fsencode(_route(tables.get(MAIN_TABLE, ()))))
     tree.file("proc/net/fib_trie", "".join(_fib_trie(tables)).encode())
     addresses = list(_ipv6_addresses(machine, known))
-    tree.file("proc/net/if_inet6", "".join(_if_inet6(addresses, known)).encode())
-    tree.file("proc/net/ipv6_route", "".join(map(_line6, _ipv6_routes(machine, known, addresses))).encode())
+    tree.file("proc/net/if_inet6", os.fsencode("".join(_if_inet6(addresses, known))))
+    tree.file("proc/net/ipv6_route", os.fsencode("".join(map(_line6, _ipv6_routes(machine, known, addresses)))))
 
 
 def _ipv4_tables(machine: Machine, known: Mapping[str, Netdev]) -> dict[int, list[_Row4]]:

@@ -11,6 +11,7 @@ CHARACTER_MAJORS = {
     1: "mem",
     10: "misc",
     120: "apex",
+    121: "hailo",
     195: "nvidia",
     226: "drm",
     231: "infiniband_verbs",

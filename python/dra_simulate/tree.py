@@ -62,7 +62,7 @@ class Tree:
 
     def file(self, path: str, content: str | int | bytes, mode: int = READ_ONLY) -> None:
         """Plan an attribute: text and numbers get a newline, as the kernel prints them; bytes are written unchanged."""
-        self.entries[path] = File(content if isinstance(content, bytes) else f"{content}\n".encode(), mode)
+        self.entries[path] = File(content if isinstance(content, bytes) else os.fsencode(f"{content}\n"), mode)
 
     def traced(self, path: str, content: bytes) -> None:
         """Plan a file whose reads can be detected (see `reads`)."""

@@ -2,20 +2,23 @@
 
 A catalog has each part in each state once, with an address, names and numbers of its own; it is built and scanned once.
 A host is a selection of a few of its functions, so thousands of hosts cost no files: their functions are those of the
-scan. `RandomHost.build` makes the files of the same host.
+scan, and their network is that of the description. `RandomHost.build` makes the files of the same host.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
 
+from dra_agent.claimable.network_view import MAIN_TABLE, NetworkView, Routes, Stack
+from dra_agent.claimable.network_view import Interface as InterfaceView
 from dra_agent.host import Host
-from dra_agent.topology import PciFunction, scan
+from dra_agent.topology import PciFunction, Topology, scan
 from dra_simulate import build_machine
 from dra_simulate.host_network import (
     IFF_UP,
@@ -32,14 +35,14 @@ from dra_simulate.host_network import (
 )
 from dra_simulate.machine import Function, HostBridge, Machine, NumaNode, NvidiaDriver, Sriov
 from dra_simulate.models import A100_PCIE, H200_SXM
-from dra_simulate.parts.accelerators import alveo_u250, alveo_v80, coral, gaudi2, gaudi3, pac_d5005, qat, xdna
+from dra_simulate.parts.accelerators import alveo_u250, alveo_v80, coral, gaudi2, gaudi3, hailo, pac_d5005, qat, xdna
 from dra_simulate.parts.amazon import TRAINIUM, efa, ena, neuron
-from dra_simulate.parts.amd import mi210
+from dra_simulate.parts.amd import mi210, strix_halo
 from dra_simulate.parts.bridges import mac, nvme, port
-from dra_simulate.parts.display import CHIPS, DisplayChip, amd_igpu, display, intel_igpu
+from dra_simulate.parts.display import CHIPS, DisplayChip, amd_igpu, display, intel_igpu, virtio_gpu
 from dra_simulate.parts.held import DISPLAY, held_by, passed_through, vgpu_host, without_driver
 from dra_simulate.parts.intel import battlemage
-from dra_simulate.parts.network import bluefield3, broadcom, connectx6dx, connectx7, roce_lag, virtio
+from dra_simulate.parts.network import bluefield3, broadcom, connectx3, connectx6dx, connectx7, roce_lag, virtio
 from dra_simulate.parts.nvidia import gpu
 from dra_simulate.roles.network import Interface, RdmaDevice
 from dra_simulate.roles.nvidia import NvidiaGpu
@@ -56,6 +59,29 @@ _LAG = "lag"
 
 Part = Callable[["Place"], tuple[Function, ...]]
 """Makes the functions of one part; virtual functions are within their physical one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Team(VirtualInterface):
+    """A team, as NetworkManager makes them."""
+
+    kind = "team"
+    needs_port = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ipvlan(VirtualInterface):
+    """A second interface with the parent's hardware address."""
+
+    kind = "ipvlan"
+
+
+@dataclass(frozen=True)
+class Damaged(Function):
+    """A function with files in sysfs that are not as a driver writes them."""
+
+    damage: Mapping[str, bytes | None] = field(default_factory=dict)
+    """By the path below the function's folder, with * for names: contents; None: a folder is in the file's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +152,34 @@ def _held(driver: str) -> Change:
     return lambda one, at: held_by(one, driver, at.card if driver in DISPLAY else at.first)
 
 
+def _variant(driver: str) -> Change:
+    """On a vendor's variant of vfio-pci."""
+    return lambda one, at: replace(at.vfio(one), driver=driver)
+
+
+def _damaged(damage: Mapping[str, bytes | None]) -> Change:
+    return lambda one, _: Damaged(**{each.name: getattr(one, each.name) for each in fields(one)}, damage=damage)
+
+
+def _external(function: Function, _: Place) -> Function:
+    return replace(function, attributes={**function.attributes, "removable": "removable"})
+
+
+def _named(suffix: str) -> Change:
+    """With another name of its interface."""
+    return lambda one, _: replace(
+        one,
+        roles=tuple(
+            replace(role, name=f"{role.name}{suffix}") if isinstance(role, Interface) else role for role in one.roles
+        ),
+    )
+
+
+def _vfs_in_containers(function: Function, _: Place) -> Function:
+    """Another network namespace has their interfaces."""
+    return _with_vfs(function, lambda one, _: replace(one, roles=()))
+
+
 def _vfs_without_driver(function: Function, _: Place) -> Function:
     return _with_vfs(function, lambda one, _: without_driver(one))
 
@@ -160,14 +214,29 @@ def _broadcom(place: Place) -> Function:
     return broadcom(place.address, place.name(), place.index, machine=_NAME)
 
 
+_DAMAGE: tuple[Mapping[str, bytes | None], ...] = (
+    {"numa_node": b"", "local_cpulist": b"", "uevent": b""},
+    {"sriov_totalvfs": b"", "sriov_numvfs": b"many\n", "current_link_speed": None, "max_link_width": b"\xff"},
+    {"subsystem_vendor": None, "subsystem_device": b"", "revision": b"\0", "numa_node": b"9" * 70000},
+)
+DAMAGE_OF_ADAPTERS = (*_DAMAGE, {"net/*/flags": b"", "net/*/mtu": b"x", "net/*/address": None, "net/*/operstate": b""})
+DAMAGE_OF_GPUS = (*_DAMAGE, {"drm/*/uevent": b"", "drm/*/dev": None, "mem_info_vram_total": b"", "unique_id": b"?"})
+
+
 def _adapters() -> Iterator[Part]:
     yield from _in_every_state(_connectx, "pci-stub", "pciback", "uio_pci_generic", "igb_uio")
     yield _single(_connectx_with_vfs)
     yield _single(_connectx_with_vfs, _vfs_on_vfio)
     yield _single(_connectx_with_vfs, _vfs_without_driver)
+    yield _single(_connectx_with_vfs, _vfs_in_containers)
+    yield _single(_connectx, _variant("mlx5_vfio_pci"))
+    yield _single(_broadcom, _named("\udcff"))
+    for damage in DAMAGE_OF_ADAPTERS:
+        yield _single(_connectx, _damaged(damage))
     yield _single(lambda at: connectx7(at.address, at.first, at.name(), at.index, machine=_NAME))
     yield _single(lambda at: connectx7(at.address, at.first, at.name(), at.index, machine=_NAME, ethernet=True))
     yield from (_single(_two_ports(dead)) for dead in ((), (1,), (2,), (1, 2)))
+    yield _single(_connectx3)
     yield lambda at: roce_lag(at.slot, at.first, (at.name(0), at.name(1)), at.index, machine=_NAME)
     yield lambda at: bluefield3(at.slot, at.first, at.index, machine=_NAME)
     yield lambda at: tuple(broadcom(f"{at.slot}.{n}", at.name(n), at.index + n, machine=_NAME) for n in range(2))
@@ -178,6 +247,11 @@ def _adapters() -> Iterator[Part]:
     yield _single(lambda at: virtio(at.address, at.name(), at.index, machine=_NAME), _on_own_bus)
     yield _single(lambda at: ena(at.address, at.name(), at.index, machine=_NAME))
     yield _single(lambda at: efa(at.address, at.first, machine=_NAME))
+
+
+def _connectx3(place: Place) -> Function:
+    names = (place.name(0), place.name(1))
+    return connectx3(place.address, place.first, names, place.index, machine=_NAME, ethernet=False)
 
 
 def _two_ports(dead: tuple[int, ...]) -> Callable[[Place], Function]:
@@ -247,6 +321,12 @@ def _gpus() -> Iterator[Part]:
     yield _single(lambda at: intel_igpu(at.card, address=at.address))
     yield _single(lambda at: amd_igpu(at.address, at.card, machine=_NAME))
     yield from (_single(_display(chip)) for chip in CHIPS)
+    yield _single(lambda at: virtio_gpu(at.address, at.card))
+    yield _single(lambda at: strix_halo(at.address, at.card))
+    yield _single(_amd, _external)
+    yield _single(_nvidia, _variant("nvgrace_gpu_vfio_pci"))
+    for damage in DAMAGE_OF_GPUS:
+        yield _single(_amd, _damaged(damage))
 
 
 def _display(chip: DisplayChip) -> Callable[[Place], Function]:
@@ -263,6 +343,7 @@ def _accelerators() -> Iterator[Part]:
     yield from _in_every_state(lambda at: gaudi2(at.address, at.first), "pci-stub")
     yield from _in_every_state(lambda at: xdna(at.address, at.first), "pci-stub")
     yield from _in_every_state(lambda at: coral(at.address, at.first), "pci-stub")
+    yield from _in_every_state(lambda at: hailo(at.address, at.first), "pci-stub")
     yield from _in_every_state(lambda at: pac_d5005(at.address, at.first), "pci-stub")
     yield _single(lambda at: gaudi3(at.address, at.first, machine=_NAME))
     yield _single(lambda at: qat(at.address))
@@ -301,9 +382,23 @@ class Catalog:
     def scanned(self) -> dict[str, PciFunction]:
         """What a scan finds, by address."""
         with tempfile.TemporaryDirectory() as folder:
-            topology = scan(build_machine(replace(self.machine, nvidia=None), Path(folder) / "host"))
-        assert topology.problems == ()
-        return topology.by_address
+            return scan(self.build(Path(folder) / "host")).by_address
+
+    def build(self, root: Path, *, nvml: bool = False) -> Host:
+        """Make the files of all parts; with NVIDIA's library, which starts slowly, if `nvml`."""
+        return _build(self.machine if nvml else replace(self.machine, nvidia=None), root)
+
+
+def _build(machine: Machine, root: Path) -> Host:
+    host = build_machine(machine, root)
+    for function in machine.functions():
+        if isinstance(function, Damaged):
+            folder = host.sysfs / "bus/pci/devices" / function.address
+            for pattern, content in function.damage.items():
+                for path in folder.glob(pattern):
+                    path.unlink()
+                    path.mkdir() if content is None else path.write_bytes(content)
+    return host
 
 
 @cache
@@ -358,7 +453,22 @@ class RandomHost:
 
     def build(self, root: Path) -> Host:
         """Make its files."""
-        return build_machine(self.machine, root)
+        return _build(self.machine, root)
+
+    @property
+    def topology(self) -> Topology:
+        """What a scan finds."""
+        return Topology((), self.functions)
+
+    @property
+    def view(self) -> NetworkView:
+        """Its network, as the kernel reports it."""
+        hardware = {role.name: role.up for which in self.chosen for role in self._interfaces_of(which)}
+        return _view(self.network, hardware)
+
+    def _interfaces_of(self, which: int) -> list[Interface]:
+        part = catalog(iommu=self.iommu).parts[which]
+        return [role for top in part for one in top.within() for role in one.roles if isinstance(role, Interface)]
 
 
 def _without_nvidia(machine: Machine) -> Machine:
@@ -390,6 +500,47 @@ def random_host(seed: int) -> RandomHost:
     return RandomHost(seed, iommu, tuple(sorted(chosen)), _network(dice, interfaces, lags))
 
 
+def _view(network: HostNetwork, hardware: Mapping[str, bool]) -> NetworkView:
+    """Return the interfaces with their routes; `hardware`: whether each interface of a function is switched on."""
+    stack, routes = Stack(), Routes[str]()
+    masters = {port: one.name for one in network.interfaces for port in one.ports}
+    tables = {port: one.table for one in network.interfaces if isinstance(one, Vrf) for port in one.ports}
+    virtual = {one.name: one for one in network.interfaces}
+    for one in network.interfaces:
+        for lower in (*one.ports, *([one.parent] if one.parent else ())):
+            stack.add(one.name, lower)
+    for address in network.addresses:
+        if _is_on(address.interface, hardware, virtual):
+            own = ipaddress.ip_interface(address.address).network
+            table = tables.get(address.interface, MAIN_TABLE)
+            routes.add(address.interface, own.network_address.packed, own.prefixlen, None, table)
+    for route in network.routes:
+        to = ipaddress.ip_network(route.destination)
+        gateway = ipaddress.ip_address(route.gateway).packed if route.gateway else None
+        routes.add(route.interface, to.network_address.packed, to.prefixlen, gateway, route.table)
+    interfaces = {
+        name: InterfaceView(
+            name,
+            virtual[name].kind if name in virtual else None,
+            IFF_UP if _is_on(name, hardware, virtual) else 0,
+            masters.get(name),
+            stack.uppers(name, masters.get(name)),
+            stack.lower(name),
+            tuple(one.address for one in network.addresses if one.interface == name),
+            **routes.of(name),
+        )
+        for name in (*hardware, *virtual)
+    }
+    return NetworkView(interfaces)
+
+
+def _is_on(name: str, hardware: Mapping[str, bool], virtual: Mapping[str, VirtualInterface]) -> bool:
+    if name in hardware:
+        return hardware[name]
+    one = virtual[name]
+    return bool(one.flags & IFF_UP) and (one.parent is None or _is_on(one.parent, hardware, virtual))
+
+
 def _interfaces(part: tuple[Function, ...]) -> list[Interface]:
     return [
         role
@@ -414,10 +565,10 @@ def _network(dice: random.Random, hardware: Mapping[str, bool], lags: Sequence[t
     every = list(on)
     free = [name for name in every if not any(name in ports for ports in lags)]
     for number in range(dice.choice((0, 0, 1, 1, 2, 3))):
-        kind = dice.choice(("bond", "bridge", "vlan", "vrf", "macvlan", "ovs"))
+        kind = dice.choice(("bond", "team", "bridge", "vlan", "vrf", "macvlan", "ipvlan", "ovs"))
         dice.shuffle(free)
         ports = tuple(free[: dice.randint(1, 2)])
-        if not every or (kind in ("bond", "bridge", "vrf", "ovs") and not ports):
+        if not every or (kind in ("bond", "team", "bridge", "vrf", "ovs") and not ports):
             continue
         made = _virtual(kind, number, first + number, ports, dice)
         if made.parent is None:
@@ -436,8 +587,17 @@ def _network(dice: random.Random, hardware: Mapping[str, bool], lags: Sequence[t
                 addresses.append(Address(name, f"2001:db8:{number:x}::2/64"))
             # The kernel accepts no route through an interface that is off.
             if on[name] and dice.random() < 0.3:
-                destination = dice.choice(("0.0.0.0/0", f"10.{100 + number}.0.0/16"))
-                routes.append(Route(destination, name, f"10.{number}.0.1"))
+                destination, gateway = dice.choice(
+                    (
+                        ("0.0.0.0/0", f"10.{number}.0.1"),
+                        (f"10.{100 + number}.0.0/16", f"10.{number}.0.1"),
+                        (f"10.{100 + number}.0.0/16", None),
+                        ("0.0.0.0/0", None),
+                        ("::/0", f"2001:db8:{number:x}::1"),
+                        (f"2001:db8:1{number:03x}::/64", f"2001:db8:{number:x}::1"),
+                    )
+                )
+                routes.append(Route(destination, name, gateway))
     return HostNetwork(tuple(interfaces), tuple(addresses), tuple(routes))
 
 
@@ -452,6 +612,10 @@ def _virtual(kind: str, number: int, index: int, ports: tuple[str, ...], dice: r
             return Vrf(name=f"vrf{number}", index=index, ports=ports, table=_VRF_TABLE + number)
         case "ovs":
             return OpenVswitch(name=f"ovs-system{number}", index=index, ports=ports)
+        case "team":
+            return Team(name=f"team{number}", index=index, ports=ports)
+        case "ipvlan":
+            return Ipvlan(name=f"ipvlan{number}", index=index, parent="")
         case "macvlan":
             return Macvlan(name=f"macvlan{number}", index=index, parent="")
         case _:
@@ -471,13 +635,14 @@ def _smaller(host: RandomHost) -> Iterator[RandomHost]:
         chosen = tuple(one for one in host.chosen if one != which)
         yield replace(host, chosen=chosen, network=_present(host, chosen))
     network = host.network
-    for field in ("interfaces", "addresses", "routes"):
-        entries = getattr(network, field)
+    for kind in ("interfaces", "addresses", "routes"):
+        entries = getattr(network, kind)
         for one in reversed(entries):
             if getattr(one, "name", "").startswith(_LAG):
                 continue
             rest = tuple(other for other in entries if other != one)
-            yield replace(host, network=replace(network, **{field: rest}))
+            less = replace(host, network=replace(network, **{kind: rest}))
+            yield replace(host, network=_present(less, host.chosen))
 
 
 def _present(host: RandomHost, chosen: tuple[int, ...]) -> HostNetwork:

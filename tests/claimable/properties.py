@@ -5,6 +5,7 @@ The answers here come from the description of the host, not from the agent's own
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 
@@ -60,6 +61,22 @@ def useless(functions: Iterable[Function], inventory: Inventory) -> list[str]:
             and not {"ifname", "rdma"} & device.identity.keys()
         )
     ]
+
+
+def without_nodes(inventory: Inventory) -> list[str]:
+    """Return nodes of published devices that do not exist: preparing their claims fails."""
+    return [
+        f"{node.path} of {device.name}"
+        for device in inventory.devices
+        for node in device.nodes
+        if not os.path.exists(node.host_path)  # noqa: PTH110 - thousands of nodes
+    ]
+
+
+def divided(functions: Iterable[Function], inventory: Inventory) -> list[str]:
+    """Return published devices whose virtual functions exist: those go to other claims, or to virtual machines."""
+    physical = {one.address for one in functions if one.sriov is not None and one.sriov.functions}
+    return [device.name for device in inventory.devices if device.pci_address in physical]
 
 
 def uses(network: HostNetwork) -> dict[str, str]:

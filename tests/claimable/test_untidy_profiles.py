@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from claimable.properties import taken_from_host, unexplained, useless
+from claimable.properties import divided, taken_from_host, unexplained, useless, without_nodes
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.topology import scan
@@ -23,4 +23,6 @@ def test_an_untidy_profile_has_the_properties(profile: str, tmp_path: Path) -> N
     functions = tuple(machine.functions())
     assert unexplained(functions, inventory) == []
     assert useless(functions, inventory) == []
+    assert without_nodes(inventory) == []
+    assert divided(functions, inventory) == []
     assert taken_from_host(functions, machine.network, inventory) == []

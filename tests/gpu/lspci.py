@@ -37,11 +37,19 @@ def find_lspci() -> Path | None:
 
 def ask(tool: Path, host: Host, address: str) -> ReportedFunction:
     """Ask it; on a simulated host about the files of that host."""
-    own = host.sysfs == Path("/sys")
-    access = () if own else ("-A", "linux-sysfs", "-O", f"sysfs.path={host.sysfs}/bus/pci")
-    details = _run(tool, *access, "-D", "-vvv", "-s", address)
-    path = _run(tool, *access, "-D", "-n", "-PP", "-s", address).partition(" ")[0]
+    details = _run(tool, *_access(host), "-D", "-vvv", "-s", address)
+    path = _run(tool, *_access(host), "-D", "-n", "-PP", "-s", address).partition(" ")[0]
     return read(details, path)
+
+
+def listing(tool: Path, host: Host) -> str:
+    """List every function with its class: "0000:1a:00.0 0302: 10de:20b5 (rev a1)"."""
+    return _run(tool, *_access(host), "-D", "-n")
+
+
+def _access(host: Host) -> tuple[str, ...]:
+    own = host.sysfs == Path("/sys")
+    return () if own else ("-A", "linux-sysfs", "-O", f"sysfs.path={host.sysfs}/bus/pci")
 
 
 def read(details: str, path: str) -> ReportedFunction:

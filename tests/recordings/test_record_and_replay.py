@@ -12,9 +12,11 @@ import msgspec
 import pytest
 
 import dra_simulate
+from claimable.hosts import random_host
 from dra_agent.agent.setup_registry import is_recorded, is_simulated
 from dra_agent.doctor.record import record
 from dra_agent.host import Host
+from dra_agent.inventory.collector import collect
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.recording import load_manifest, named_recording
 from dra_agent.topology import scan
@@ -28,6 +30,7 @@ from .conclusions import PARTITIONED, anonymous, conclusions
 from .instances import divide
 from .replay import replay
 
+WITH_NETWORKS = [seed for seed in range(20) if (one := random_host(seed)).network.interfaces and not one.machine.nvidia]
 SETTINGS = {"plain": InventorySettings(nvml_timeout=DEADLINE_S), "partitioned": PARTITIONED}
 
 
@@ -288,3 +291,20 @@ def test_a_recording_is_the_same_however_its_path_is_written(tmp_path: Path, mon
     for name in ("recording", "./recording", "host/../recording", str(tmp_path / "recording")):
         assert named_recording(name) == tmp_path / "recording"
     assert named_recording("cpu-only") is None
+
+
+@pytest.mark.parametrize("with_identity", [True, False])
+@pytest.mark.parametrize("seed", WITH_NETWORKS)
+def test_a_recorded_host_uses_the_same_interfaces(seed: int, with_identity: bool, tmp_path: Path) -> None:
+    host = random_host(seed).build(tmp_path / "host")
+    record(host, tmp_path / "recording", with_identity=with_identity)
+    again = dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    one, other = (collect(each, scan(each)) for each in (host, again))
+    assert {device.name for device in one.devices} == {device.name for device in other.devices}
+    assert {each.name: each.code for each in one.excluded} == {each.name: each.code for each in other.excluded}
+    # A port of a bond, a member of a VRF, the lower device of a VLAN; the gateway of a default route is not recorded.
+    relations = [
+        {each.name: each.reason.partition(" via ")[0] for each in found.excluded if " of " in each.reason}
+        for found in (one, other)
+    ]
+    assert relations[0] == relations[1]

@@ -160,6 +160,18 @@ def coral(address: str, number: int) -> Function:
     )
 
 
+def hailo(address: str, number: int) -> Function:
+    """A Hailo-8 under hailo_pci, with the class of a coprocessor."""
+    return Function(
+        address,
+        PciId(0x1E60, 0x2864, 0x0B4000, 0x1E60, 0x2864, 0x01),
+        driver="hailo",
+        link=LinkState(3, 4),
+        bars=(Bar(16 << 10, prefetchable=True), Bar(4 << 10, prefetchable=True)),
+        roles=(VendorNode(f"hailo_chardev/hailo{number}", "hailo", number, in_class="hailo_chardev"),),
+    )
+
+
 def qat(address: str, *, virtual: int = 0) -> Function:
     """A QuickAssist 4xxx, which the kernel uses: one control node for all, and nothing of a single device.
 

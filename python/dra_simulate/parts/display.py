@@ -30,6 +30,18 @@ def display(address: str, card: int, chip: DisplayChip = "ast") -> Function:
     return Function(address, CHIPS[chip], driver=chip, bars=bars, roles=(DrmNodes(card, None),))
 
 
+def virtio_gpu(address: str, card: int) -> Function:
+    """The display of a virtual machine of QEMU; it has a render node with and without a GPU behind it."""
+    roles = (DrmNodes(card, _FIRST_RENDER + card),)
+    return Function(
+        address,
+        PciId(0x1AF4, 0x1050, _VGA, 0x1AF4, 0x1100, 0x01),
+        driver="virtio-pci",
+        bars=(Bar(8 * _MIB, prefetchable=True),),
+        roles=roles,
+    )
+
+
 def intel_igpu(card: int, *, address: str = "0000:00:02.0") -> Function:
     """The GPU of an Arrow Lake CPU, directly on the host bridge; it has no memory of its own."""
     return Function(

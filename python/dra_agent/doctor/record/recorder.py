@@ -6,8 +6,10 @@ It changes no setting and needs no root. Each step has a deadline; the manifest 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
@@ -164,21 +166,41 @@ def _without_identity(entry: Entry, replacements: Replacements) -> Entry:
 
 
 def _routes(text: str) -> Iterable[str]:
-    """Keep default routes without the address of the gateway: Iface Destination Gateway Flags ... Mask ..."""
+    """Keep routes without their addresses: Iface Destination Gateway Flags ... Mask ..., numbers in hexadecimal.
+
+    Which kind of route an interface carries decides whether the host uses it: default, with a gateway, on the link.
+    """
     lines = text.splitlines()
     yield from lines[:1]
     for line in lines[1:]:
         fields = line.split("\t")
-        if len(fields) > 7 and fields[1].strip() == fields[7].strip() == "00000000":
-            yield "\t".join([*fields[:2], "00000000", *fields[3:]])
+        try:
+            destination, mask = (int(fields[column], 16).to_bytes(4, sys.byteorder) for column in (1, 7))
+        except (IndexError, ValueError, OverflowError):
+            continue
+        other = int.from_bytes(_network(destination, int.from_bytes(mask).bit_count()), sys.byteorder)
+        yield "\t".join([fields[0], f"{other:08X}", "00000000", *fields[3:]])
 
 
 def _routes6(text: str) -> Iterable[str]:
-    """Keep default routes without the next hop: destination, length, source, length, next hop, ..., interface."""
+    """Keep routes without their addresses: destination, length, source, length, next hop, ..., flags, interface."""
     for line in text.splitlines():
         fields = line.split()
-        if len(fields) > 9 and fields[0] == "0" * 32 and fields[1] == "00":
-            yield " ".join([*fields[:2], "0" * 32, fields[3], "0" * 32, *fields[5:9], f"{fields[9]:>8}"])
+        try:
+            destination, prefix = bytes.fromhex(fields[0]).rjust(16, b"\0"), int(fields[1], 16)
+            other = _network(destination, prefix).hex()
+            yield " ".join([other, fields[1], "0" * 32, fields[3], "0" * 32, *fields[5:9], f"{fields[9]:>8}"])
+        except (IndexError, ValueError):
+            continue
+
+
+def _network(destination: bytes, prefix: int) -> bytes:
+    """Return a documentation network of the same length; those of link-local and multicast addresses stay."""
+    network = ipaddress.ip_network((destination, prefix), strict=False)
+    if network.is_link_local or network.is_multicast:
+        return destination
+    documented = "192.0.2.0" if network.version == 4 else "2001:db8::"
+    return ipaddress.ip_network((documented, prefix), strict=False).network_address.packed
 
 
 def _write(partial: Path, content: _Content, programs: tuple[str, ...], *, with_identity: bool) -> Manifest:

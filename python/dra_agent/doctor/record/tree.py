@@ -41,7 +41,7 @@ _IDENTITY = (
 )
 _NET = (
     *("address", "mtu", "type", "speed", "operstate", "flags", "carrier", "phys_port_name", "dev_port"),
-    *("device@", "lower_*@", "upper_*@"),
+    *("device@", "lower_*@", "upper_*@", "master@", "uevent", "bonding/", "bridge/"),
 )
 _NODES = ("uevent", "dev")
 _CLASSES = (
