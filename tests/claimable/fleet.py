@@ -12,7 +12,7 @@ from claimable.hosts import RandomHost, catalog, random_host, smallest
 from claimable.properties import divided, taken_from_host, unexplained, useless, without_nodes
 from dra_agent.claimable.network_view import NetworkView
 from dra_agent.inventory.collector import Collector
-from dra_agent.inventory.model import Diagnostic, Inventory
+from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.topology import Topology, scan
 from eventually import DEADLINE_S

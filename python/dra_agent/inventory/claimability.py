@@ -17,7 +17,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.builder import is_vfio, pci_files
 from dra_agent.inventory.evaluation import Rule, never_evaluated
 from dra_agent.inventory.model import Device, Exclusion, Family, device_name
-from dra_agent.inventory.platform_gpus import platform_gpus
+from dra_agent.inventory.platform_gpus import PlatformGpus
 from dra_agent.inventory.products import fpga_companions, is_fpga_companion, is_fpga_management
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import character_devices
@@ -38,6 +38,7 @@ class Claimability:
     def __init__(self, host: Host, network: HostNetwork, settings: InventorySettings, driver: str) -> None:
         self._host = host
         self._network = network
+        self._platform_gpus = PlatformGpus(host)
         self._driver = driver
         # The older setting allowed every NIC of the host's traffic.
         uplink = ("true",) if settings.host_uplink == "include" else ()
@@ -80,7 +81,7 @@ class Claimability:
                 excluded.append(Exclusion(name, reason.reason, reason.code, function.pci_address, reason.hint))
                 if reason.code == "part-of-device":
                     found.append(function)
-        for gpu in platform_gpus(self._host, topology.relevant, problems):
+        for gpu in self._platform_gpus.present(topology.relevant, problems):
             reason = platform_refusal(gpu)
             excluded.append(Exclusion(device_name("gpu", gpu.name), reason.reason, reason.code, hint=reason.hint))
         return found

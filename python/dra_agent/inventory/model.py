@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -294,6 +294,7 @@ def device_key(pool: str, name: str) -> tuple[str, str]:
     return pool.rpartition("/")[2], name
 
 
+@lru_cache(4096)  # a scan asks for all names of the host each time
 def device_name(family: Family, pci_address: str, *parts: str | int) -> str:
     """Return the name of a device from its PCI address; `parts` distinguish partitions ("cpx", 3)."""
     words = [family, *re.split(r"[:.]", pci_address.lower()), *(str(part).lower() for part in parts)]

@@ -22,21 +22,30 @@ _NODES = ("nvidia0", "nvhost-gpu", "nvgpu")
 """Below /dev, of the drivers of such a GPU."""
 
 
-def platform_gpus(host: Host, functions: Iterable[PciFunction], problems: list[Diagnostic]) -> list[PlatformGpu]:
-    """Return the GPUs of the chip itself; none if the only one is among the PCI functions, as that of a Thor can be."""
-    board = _board(host, problems)
-    if board is None:
-        return []
-    platform = SysfsDir(host.sysfs / "bus/platform/devices", problems)
-    found = [
-        PlatformGpu(name, board, platform.subdir(name).link("driver"))
-        for name in platform.names()
-        if _GPU.fullmatch(name)
-    ]
-    if found or any(one.kind is DeviceKind.GPU and one.vendor_id == _NVIDIA for one in functions):
-        return found
-    # A driver has made its nodes without a device that is known by name.
-    return [PlatformGpu(_TEGRA, board, None)] if any((host.dev / node).exists() for node in _NODES) else []
+class PlatformGpus:
+    """Those of one host; what its board is does not change, and is read once."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._problems: list[Diagnostic] = []
+        self._board = _board(host, self._problems)
+
+    def present(self, functions: Iterable[PciFunction], problems: list[Diagnostic]) -> list[PlatformGpu]:
+        """Return the GPUs of the chip; none if the only one is among the PCI functions, as that of a Thor can be."""
+        problems += self._problems
+        if self._board is None:
+            return []
+        platform = SysfsDir(self._host.sysfs / "bus/platform/devices", problems)
+        found = [
+            PlatformGpu(name, self._board, platform.subdir(name).link("driver"))
+            for name in platform.names()
+            if _GPU.fullmatch(name)
+        ]
+        if found or any(one.kind is DeviceKind.GPU and one.vendor_id == _NVIDIA for one in functions):
+            return found
+        # A driver has made its nodes without a device that is known by name.
+        has_nodes = any((self._host.dev / node).exists() for node in _NODES)
+        return [PlatformGpu(_TEGRA, self._board, None)] if has_nodes else []
 
 
 def _board(host: Host, problems: list[Diagnostic]) -> str | None:
