@@ -228,6 +228,7 @@ class Agent:
                 driver=config.driver_name,
                 monitor=self._monitor(host),
                 bindings=VfioBindingStore(config.state_dir),
+                ledger=ledger,
                 computes_slices=config.standalone,
             ),
         )
