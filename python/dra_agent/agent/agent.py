@@ -353,6 +353,7 @@ class Agent:
             specs,
             device_state.lookup,
             node=config.node,
+            sysfs=device_state.host.sysfs,
             edit_providers=edit_providers,
             setups=setups,
             metadata=metadata,
