@@ -19,6 +19,7 @@ from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.link import raw, shown, text
 from dra_agent.device_setup.net import NicConfig, NicSetup
 from dra_agent.device_setup.net import setup as net
+from dra_agent.device_setup.net.interfaces import Interfaces
 from dra_agent.device_setup.rtnetlink import TIMEOUT_S as QUERY_TIMEOUT_S
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
@@ -231,6 +232,17 @@ def test_a_network_that_cannot_be_read_changes_nothing_until_it_can(tree: Tree) 
     table.chmod(0o644)
     agent.set_up("b", given(nic()), want(mtu=9000), None, a_minute())
     assert tree.shown("ens1") == (9000, True)
+
+
+def test_an_interface_whose_properties_are_not_read_is_not_moved(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not be compared when it returns."""
+    monkeypatch.setattr(net, "is_of_device", lambda name, hardware: True)
+    monkeypatch.setattr(Interfaces, "index", lambda self, name: 1)
+    monkeypatch.setattr(net.rtnetlink, "query", lambda request: net.rtnetlink.NetResult("away"))
+    agent = tree.agent()
+    with pytest.raises(RetryableError, match="^device nic-0: ens1 was replaced while it was read; the agent retries$"):
+        agent.set_up("a", given(nic()), want(name="net1"), None, a_minute())
+    assert agent.noted("a") == []
 
 
 def test_a_claim_that_is_prepared_again_keeps_its_interface(tree: Tree) -> None:

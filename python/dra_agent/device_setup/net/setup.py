@@ -197,6 +197,11 @@ class NicSetup:
             return None
         interface = rtnetlink.HostInterface(self.interfaces.index(ifname), hardware)
         found = rtnetlink.query(rtnetlink.Describe(interface, ifname, os.fspath(self.interfaces.folder)))
+        if found.link is None:
+            # What is not recorded cannot be compared when it returns.
+            raise RetryableError(
+                f"{ifname} was replaced while it was read", where=f"device {device}", hint="the agent retries"
+            )
         smallest, largest = found.mtu_range or (0, 0)
         if desired.mtu is not None and (desired.mtu < smallest or (largest and desired.mtu > largest)):
             raise _unsupported_mtu(device, ifname, desired.mtu, os.strerror(errno.EINVAL))
