@@ -115,12 +115,21 @@ NICS: list[tuple[str, PciFunction, str | None]] = [
     ),
     ("one of its two ports is in a bond", function(NIC, MELLANOX, "mlx4_core", net=("a", "ens1")), "host-interface"),
     ("an address without RDMA", function(NIC, INTEL, "ice", net=("rail1",)), "host-address"),
-    ("an address on a rail", function(NIC, MELLANOX, "mlx5_core", net=("rail1",), infiniband=("mlx5_1",)), None),
+    (
+        "an address on a rail",
+        function(NIC, MELLANOX, "mlx5_core", net=("rail1",), infiniband=("mlx5_1",)),
+        "host-address",
+    ),
     ("it has virtual functions", function(NIC, INTEL, "ice", net=("ens9",), sriov=DIVIDED), "physical-function"),
     ("it could have some", function(NIC, INTEL, "ice", net=("ens9",), sriov=Sriov(64, 0)), None),
     ("a virtual function", function(NIC, INTEL, "iavf", net=("ens9v0",), physfn=PHYSICAL), None),
     ("a virtual function without a driver", function(NIC, INTEL, None, physfn=PHYSICAL), "no-driver"),
     ("vfio-pci", function(NIC, INTEL, "vfio-pci", physfn=PHYSICAL), None),
+    (
+        "its virtual functions are not its driver's",
+        function(NIC, INTEL, "vfio-pci", sriov=DIVIDED),
+        "physical-function",
+    ),
     ("mlx5_vfio_pci", function(NIC, MELLANOX, "mlx5_vfio_pci", physfn=PHYSICAL), None),
     ("DPDK's igb_uio", function(NIC, INTEL, "igb_uio"), "user-space-driver"),
     ("pci-stub", function(NIC, INTEL, "pci-stub"), "reserved"),
@@ -153,6 +162,21 @@ def test_a_function_is_claimable_or_has_a_reason(given: PciFunction, code: str |
     assert (found.code if found is not None else None) == code
     if found is not None:
         assert found.reason and not found.reason.endswith(".")
+
+
+def test_only_an_address_beside_rdma_is_shared_with_the_host() -> None:
+    shared = [name for name, given, _ in NICS if (found := refusal(given, FACTS)) and found.is_shared]
+    assert shared == ["an address on a rail"]
+    divided = function(NIC, MELLANOX, "mlx5_core", net=("rail1",), infiniband=("mlx5_1",), sriov=DIVIDED)
+    assert _code(refusal(divided, FACTS)) == "physical-function"
+
+
+@pytest.mark.parametrize("driver", ["iavf", "vfio-pci", None])
+def test_a_virtual_function_goes_with_its_physical_one(driver: str | None) -> None:
+    virtual = function(NIC, INTEL, driver, net=("ens9v0",), physfn=PHYSICAL)
+    found = refusal(virtual, HostFacts(held={PHYSICAL}))
+    assert found is not None and found.by_rule and PHYSICAL in found.reason
+    assert refusal(virtual, HostFacts(held={ADDRESS})) != found
 
 
 def test_an_interface_that_a_claim_has_moved_is_not_missing() -> None:

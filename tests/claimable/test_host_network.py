@@ -19,6 +19,7 @@ from dra_agent.claimable.network import HostNetwork
 from dra_agent.claimable.network_view import Interface, NetworkView
 from dra_agent.claimable.use import host_use
 from dra_agent.diagnostic import Diagnostic
+from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from eventually import DEADLINE_S, eventually
 
@@ -71,6 +72,31 @@ def test_the_last_complete_view_stays_while_the_kernel_does_not_answer(
     answering(monkeypatch, lambda *_: NetworkView({}))
     problems = []
     assert network.view(problems) == NetworkView({}) and problems == []
+
+
+def test_a_claim_that_changes_an_interface_waits_for_an_answer(
+    network: HostNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch, lambda *_: OURS)
+    assert network.present_use("nic0", "device nic-0") is None
+    use = network.present_use("nic1", "device nic-0")
+    assert use is not None and use.code == "host-address"
+    answering(monkeypatch, failing(TimeoutError(errno.ETIMEDOUT, "")))
+    late = f"^device nic-0: it is not known whether the host uses nic0: .* within {DEADLINE_S:g} s; the agent retries$"
+    with pytest.raises(RetryableError, match=late):
+        network.present_use("nic0", "device nic-0")
+    answering(monkeypatch, lambda *_: OURS)
+    assert network.present_use("nic0", "device nic-0") is None
+
+
+def test_a_use_that_an_incomplete_view_shows_is_known(network: HostNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = Interface("nic0", master="bond0")
+    answering(monkeypatch, lambda *_: NetworkView({**OURS.interfaces, "nic0": port}, "the host has more than 2 routes"))
+    use = network.present_use("nic0", "device nic-0")
+    assert use is not None and use.reason == "nic0 is a port of bond0"
+    for name in ("nic1", "nic2"):
+        with pytest.raises(RetryableError, match="more than 2 routes"):
+            network.present_use(name, "device nic-0")
 
 
 def test_without_an_earlier_view_no_use_is_ruled_out(network: HostNetwork, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,11 +202,91 @@ def test_a_table_that_cannot_be_read_makes_the_view_incomplete(host: Host, write
     assert use is not None and "cannot be read" in use.reason
 
 
-def test_what_is_not_a_file_in_place_of_a_table_does_not_block(host: Host) -> None:
-    (host.proc / "net").mkdir()
-    os.mkfifo(host.proc / "net/route")
-    (host.proc / "net/ipv6_route").symlink_to("/dev/zero")
-    assert read(host).incomplete is None
+@pytest.mark.parametrize("name", ["route", "ipv6_route", "fib_trie", "if_inet6"])
+@pytest.mark.parametrize("target", [None, "/dev/zero", "/", "itself"])
+def test_what_is_not_a_file_in_place_of_a_table_is_reported(
+    host: Host, write: Write, name: str, target: str | None
+) -> None:
+    write("sys/class/net/eno1/address", "02:00:00:00:00:01")
+    table = host.proc / "net" / name
+    table.parent.mkdir()
+    if target is None:
+        os.mkfifo(table)
+    else:
+        table.symlink_to(table if target == "itself" else target)
+    view = read(host)
+    assert [problem.where for problem in view.problems] == [str(table)]
+    use = host_use(view, "eno1")
+    assert use is not None and f"{table} cannot be read" in use.reason
+
+
+def unreadable(path: Path) -> None:
+    path.write_text("0x1003")
+    path.chmod(0)
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def looped(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def huge(path: Path) -> None:
+    path.write_bytes(b"7" * (1 << 20))
+
+
+def empty(path: Path) -> None:
+    path.touch()
+
+
+def undecodable(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\0\n\x80")
+
+
+@pytest.mark.parametrize("name", ["flags", "uevent"])
+@pytest.mark.parametrize(
+    ("damage", "is_reported"),
+    [(unreadable, True), (fifo, True), (looped, True), (huge, False), (empty, False), (undecodable, False)],
+)
+def test_a_damaged_file_of_an_interface_concerns_that_interface_alone(
+    host: Host, write: Write, name: str, damage: Callable[[Path], None], is_reported: bool
+) -> None:
+    """Where its contents decide nothing, they are ignored."""
+    for interface in ("eno1", "eno2", "eno3"):
+        write(f"sys/class/net/{interface}/{'uevent' if name == 'flags' else 'flags'}", "")
+    write("proc/net/route", f"{HEADER}\n{ipv4('eno3', '0.0.0.0', 0, '10.0.0.1', 3)}")
+    file = host.sysfs / "class/net/eno1" / name
+    damage(file)
+    view = read(host)
+    assert [problem.where for problem in view.problems] == ([str(file)] if is_reported else [])
+    assert view.incomplete is None and host_use(view, "eno2") is None
+    use = host_use(view, "eno1")
+    assert (use is not None) == is_reported
+    if use is not None:
+        assert use.reason == f"it is not known whether the host uses eno1: {file} cannot be read"
+    uplink = host_use(view, "eno3")
+    assert uplink is not None and "default route" in uplink.reason
+
+
+def test_a_master_that_cannot_be_read_is_not_ruled_out(host: Host, write: Write) -> None:
+    for interface in ("eno1", "eno2"):
+        write(f"sys/class/net/{interface}/flags", "0x1003")
+    write("sys/class/net/eno1/master", "bond0")  # not a link: readlink returns EINVAL
+    view = read(host)
+    assert host_use(view, "eno2") is None
+    use = host_use(view, "eno1")
+    assert use is not None and "master cannot be read" in use.reason
+
+
+def test_a_loop_of_uppers_ends(host: Host, write: Write) -> None:
+    for lower, upper in (("eno1", "br0"), ("br0", "vlan7"), ("vlan7", "br0"), ("vlan7", "eno1")):
+        write(f"sys/class/net/{lower}/flags", "0x1003")
+        (host.sysfs / "class/net" / lower / f"upper_{upper}").symlink_to(f"../{upper}")
+    write("proc/net/route", f"{HEADER}\n{ipv4('vlan7', '0.0.0.0', 0, '10.0.0.1', 3)}")
+    use = host_use(read(host), "eno1")
+    assert use is not None and "vlan7 above it carries the default route" in use.reason
 
 
 def test_files_are_not_read_after_the_deadline(host: Host) -> None:

@@ -201,6 +201,18 @@ CASES: Mapping[str, Case] = {
         ],
         None,
     ),
+    "VLAN and address in another namespace": Case(
+        [
+            "mount -t tmpfs tmpfs /run",
+            "ip netns add other",
+            "ip link add link nic0 name nic0.5 type vlan id 5",
+            "ip link set nic0.5 netns other",
+            "ip -n other link set nic0.5 up",
+            "ip -n other address add 10.1.2.3/24 dev nic0.5",
+            "ip -n other route add default via 10.1.2.1",
+        ],
+        None,
+    ),
     "name that is not UTF-8": Case(
         [
             b"ip link add n\xff0 type veth peer name far1",

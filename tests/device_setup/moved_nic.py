@@ -76,7 +76,9 @@ class Nic:
         return agent
 
     def prepare(self, **interface: Any) -> SetupOutcome:
-        return self.agent.set_up("a", given(nic(ifname=self.name)), want(**interface), None, a_minute())
+        return self.agent.set_up(
+            "a", given(nic(ifname=self.name, host_address="allowed")), want(**interface), None, a_minute()
+        )
 
     def hook(self, outcome: SetupOutcome, pid: int) -> subprocess.CompletedProcess[str]:
         """What a runtime does before it starts a container whose first process this is."""

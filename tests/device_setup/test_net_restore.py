@@ -400,12 +400,12 @@ def test_a_port_is_neither_prepared_nor_moved(the_nic: Nic, pod: int) -> None:
         ip("link", "set", the_nic.name, "master", OTHER)
         with answered(the_nic.agent):
             done = the_nic.hook(outcome, pod)
-        assert done.returncode == 1 and f"{the_nic.name} is a port of {OTHER} on the host" in done.stderr
+        assert done.returncode == 1 and f"the host uses it: {the_nic.name} is a port of {OTHER}\n" in done.stderr
         assert described(os.getpid(), the_nic.name)["master"] == OTHER
         the_nic.agent.roll_back("a", ["nic-0"], None, a_minute())  # type: ignore[arg-type]
         assert described(os.getpid(), the_nic.name)["master"] == OTHER
         for interface in ({"name": IN_POD}, {"mtu": 1400}):
-            with pytest.raises(PermanentError, match=f"interface: {the_nic.name} is a port of {OTHER} on the host"):
+            with pytest.raises(RetryableError, match=f"the host uses it: {the_nic.name} is a port of {OTHER};"):
                 the_nic.prepare(**interface)
         assert described(os.getpid(), the_nic.name)["mtu"] == 1500 and the_nic.agent.noted("a") == []
     finally:
@@ -417,10 +417,10 @@ def test_an_interface_below_another_one_is_neither_prepared_nor_moved(the_nic: N
     add_link("link", the_nic.name, "name", OTHER, "type", "macvlan")
     with answered(the_nic.agent):
         done = the_nic.hook(outcome, pod)
-    assert done.returncode == 1 and f"{OTHER} on the host uses {the_nic.name}" in done.stderr
+    assert done.returncode == 1 and f"{the_nic.name} is the lower device of macvlan {OTHER}\n" in done.stderr
     assert (NET / OTHER).exists() and (NET / the_nic.name).exists()
     the_nic.agent.roll_back("a", ["nic-0"], None, a_minute())  # type: ignore[arg-type]
-    with pytest.raises(PermanentError, match=f"interface: {the_nic.name} is used by {OTHER} on the host"):
+    with pytest.raises(RetryableError, match=f"{the_nic.name} is the lower device of the interface {OTHER};"):
         the_nic.prepare(name=IN_POD)
     ip("link", "delete", OTHER)
     the_nic.prepare(name=IN_POD)

@@ -286,6 +286,7 @@ class SimulatedNode:
             self.specs,
             self.lookup,
             node=POOL.partition("/")[0],
+            sysfs=self.host.sysfs,
             edit_providers=EditProviders(self.host, directories=[self.cdi]),
             setups=setups,
             metadata=self.metadata,

@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from dra_agent.cdi.registry import applied_edits
 from dra_agent.claim import ClaimDevice
 from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.model import Device
 from dra_agent.prepare.ledger import DeviceHeldError
 from dra_agent.prepare.locks import LockedError
@@ -347,3 +349,33 @@ def test_missing_features_of_a_container_are_logged(node: SimulatedNode, caplog:
     env = spec["devices"][0]["containerEdits"]["env"]
     assert any(text.startswith("DRA_AGENT_DEVICE_NIC_0_NOTE=the network interface stays") for text in env)
     assert spec["cdiVersion"] == "0.3.0", "notes must not require a newer CDI version"
+
+
+def adapter(node: SimulatedNode, **attributes: int) -> Path:
+    """A network adapter in the place of a GPU, with these attributes; returns its folder."""
+    about = {name: Attribute.of(value) for name, value in attributes.items()}
+    node.devices["gpu-0"] = msgspec.structs.replace(node.devices["gpu-0"], family="nic", attributes=about)
+    folder = node.host.sysfs / "bus/pci/devices" / node.devices["gpu-0"].pci_address
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize("attributes", [{}, {"sriovVfs": 0}])
+def test_an_adapter_that_got_virtual_functions_meanwhile_is_refused_until_they_are_removed(
+    node: SimulatedNode, attributes: dict[str, int]
+) -> None:
+    folder = adapter(node, **attributes)
+    (folder / "virtfn0").symlink_to("../0000:00:01.0")
+    with pytest.raises(RetryableError, match="device gpu-0: it has 1 virtual functions since it was published"):
+        node.preparer.prepare(claim("a", "gpu-0"))
+    assert node.ledger.entries() == []
+    (folder / "virtfn0").unlink()
+    assert node.preparer.prepare(claim("a", "gpu-0"))
+    (folder / "virtfn0").symlink_to("../0000:00:01.0")
+    node.crash_and_restart()
+    assert node.preparer.prepare(claim("a", "gpu-0")), "its container starts again"
+
+
+def test_an_adapter_that_is_published_with_its_virtual_functions_is_claimed(node: SimulatedNode) -> None:
+    (adapter(node, sriovVfs=1) / "virtfn0").symlink_to("../0000:00:01.0")
+    assert node.preparer.prepare(claim("a", "gpu-0"))

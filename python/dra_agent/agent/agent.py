@@ -228,6 +228,7 @@ class Agent:
                 driver=config.driver_name,
                 monitor=self._monitor(host),
                 bindings=VfioBindingStore(config.state_dir),
+                ledger=ledger,
                 computes_slices=config.standalone,
             ),
         )
@@ -352,6 +353,7 @@ class Agent:
             specs,
             device_state.lookup,
             node=config.node,
+            sysfs=device_state.host.sysfs,
             edit_providers=edit_providers,
             setups=setups,
             metadata=metadata,

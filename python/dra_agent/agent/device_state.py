@@ -25,6 +25,7 @@ from dra_agent.inventory.model import Device, DeviceEvent, Inventory, ObservedIs
 from dra_agent.inventory.passthrough import VfioBindingStore
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.tracker import InventoryDiff, InventoryTracker, diff
+from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.slices import CurrentSlices
 from dra_agent.topology import LiveTopology, PciFunction, Uevent
 
@@ -46,9 +47,12 @@ class DeviceState:
         driver: str,
         monitor: Monitor | None = None,
         bindings: VfioBindingStore | None = None,
+        ledger: JournalLedger | None = None,
         computes_slices: bool = True,
     ) -> None:
         """Scan the host; raises PermanentError if sysfs is missing, UsageError if a rule can never work.
+
+        `ledger`: of the claims that have devices of the host; None if none can have any.
 
         `computes_slices`: compute `slices`. The publisher of a cluster computes its own, from the devices that the
         conflict filter and a reclaim keep; a second set would be computed at every change and never read.
@@ -61,7 +65,8 @@ class DeviceState:
         self._topology = LiveTopology(host)
         topology = self._topology.snapshot()
         self._functions = topology.relevant
-        self._tracker = InventoryTracker(collector, topology)
+        self._ledger = ledger
+        self._tracker = InventoryTracker(collector, topology, self._held())
         self.monitor = monitor or Monitor(HealthSettings(), driver)
         self.published_health = DeviceHealthStore(node)
         self._reported: dict[str, str] = {}
@@ -106,15 +111,20 @@ class DeviceState:
         topology = self._topology.snapshot()
         self._functions = topology.relevant
         touched = None if rescan or everything or self._is_scan_due() else topology.touched_by(events)
-        self._tracker.refresh(topology, touched)
+        self._tracker.refresh(topology, touched, held := self._held())
         faults = self._tracker.faults()
         if faults and touched is not None:
             # They are returned only once, and some require their device to be read again.
             touched = None
-            self._tracker.refresh(topology)
+            self._tracker.refresh(topology, held=held)
         self.monitor.record_events(faults, self._tracker.inventory)
         observed = self.monitor.observe(self._as_reported(), self._tracker.kept)
         return self._update(observed, scanned=True, everything=touched is None)
+
+    def _held(self) -> frozenset[str]:
+        """Return the names of the devices that claims have."""
+        entries = [] if self._ledger is None else self._ledger.entries()
+        return frozenset(held.device for entry in entries for held in entry.devices)
 
     def _is_scan_due(self) -> bool:
         """Return True if a scan of everything is due, which `poll_events` checks while no kernel events arrive."""

@@ -31,6 +31,8 @@ class Refusal(msgspec.Struct, frozen=True):
     hint: str = ""
     by_rule: bool = False
     """A rule of the operator may allow it nevertheless."""
+    is_shared: bool = False
+    """Claims have it beside the host, for RDMA, and do not change its interface."""
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +42,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """By name of a network interface: how the host uses it."""
     moved: Collection[str] = frozenset()
     """PCI addresses whose interface a claim has moved into a container."""
+    held: Collection[str] = frozenset()
+    """PCI addresses of functions that claims have."""
     nodes: Mapping[str, Sequence[str]] = {}
     """By PCI address: names below /dev of the character devices that drivers of accelerators and FPGAs made."""
     wholes: Mapping[str, str | None] = {}
@@ -81,6 +85,13 @@ def refusal(function: PciFunction, facts: HostFacts) -> Refusal | None:
         whole = facts.wholes[function.pci_address]
         of = f"the device at {whole}" if whole is not None else "a card whose other function is missing"
         return Refusal("part-of-device", f"it is a part of {of}")
+    if function.kind is DeviceKind.NIC and function.physfn in facts.held:
+        return Refusal(
+            "physical-function",
+            f"a claim has its physical function {function.physfn}, which it works through",
+            "wait until that claim is released, or allow both by a rule of inventory.host_interfaces",
+            by_rule=True,
+        )
     if function.pci_address in facts.managing:
         return Refusal("management", "the whole card is configured through it", "claim the card's user function")
     if function.driver is None and not _has_anything(function, facts):
@@ -118,7 +129,7 @@ def _of_known(function: PciFunction, driver: DriverFacts) -> Refusal | None:
             f"{function.driver} has no IOMMU group for it, so there is no node to give",
             "enable the IOMMU (VT-d or AMD-Vi in the firmware, intel_iommu=on on the kernel's command line)",
         )
-    return None
+    return _with_virtual_functions(function, by_rule=function.kind is DeviceKind.NIC)
 
 
 def _of_gpu(function: PciFunction) -> Refusal | None:
@@ -162,17 +173,25 @@ def _of_nic(function: PciFunction, facts: HostFacts) -> Refusal | None:
             f"{function.driver} made no network interface and no RDMA device for it in the host's network",
             "it may be in a container's network, or be a function that has none",
         )
-    uses = [facts.uses[name] for name in function.net if name in facts.uses]
-    for use in sorted(uses, key=lambda use: use.code != "host-interface"):
+    uses = {facts.uses[name].code: facts.uses[name] for name in function.net if name in facts.uses}
+    if (use := uses.get("host-interface")) is not None:
+        return _used(use)
+    if (divided := _with_virtual_functions(function, by_rule=True)) is not None:
+        return divided
+    if (use := uses.get("host-address")) is not None:
         # RDMA works beside the host's address; without it, nothing is left that a claim could have.
-        if use.code == "host-interface" or not function.infiniband:
-            return Refusal(
-                use.code,
-                f"the host uses it: {use.reason}",
-                "claim another NIC, or allow it by a rule of inventory.host_interfaces",
-                by_rule=True,
-            )
-    return _with_virtual_functions(function, by_rule=True)
+        return _used(use, is_shared=bool(function.infiniband))
+    return None
+
+
+def _used(use: HostUse, *, is_shared: bool = False) -> Refusal:
+    return Refusal(
+        use.code,
+        f"the host uses it: {use.reason}",
+        "claim another NIC, or allow it by a rule of inventory.host_interfaces",
+        by_rule=True,
+        is_shared=is_shared,
+    )
 
 
 def _with_virtual_functions(function: PciFunction, *, by_rule: bool) -> Refusal | None:

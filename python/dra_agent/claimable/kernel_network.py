@@ -20,7 +20,7 @@ _IFLA_IFNAME, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_EXT_MASK, _IFLA_LI
 _IFLA_INFO_KIND = 1
 _SKIP_STATS = struct.pack("=I", 1 << 3)
 """RTEXT_FILTER_SKIP_STATS: most of the bytes of a link are its counters."""
-_PEERS = frozenset({"veth", "netkit"})
+_PEERS = frozenset({"veth", "netkit", "vxcan"})
 """Their IFLA_LINK is the other end, which does not carry their packets."""
 
 _ADDRESS = struct.Struct("=BBBBI")
@@ -127,6 +127,7 @@ def _view(
             stack.uppers(link.name, master),
             stack.lower(link.name),
             tuple(sorted(addresses.get(link.number, ()))),
+            unknown=None,
             **routes.of(link.number),
         )
     return NetworkView(interfaces, incomplete)

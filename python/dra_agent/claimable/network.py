@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from concurrent.futures import Future
 from contextlib import suppress
@@ -13,8 +14,10 @@ from msgspec.structs import replace
 
 from dra_agent.claimable import kernel_network, network_files
 from dra_agent.claimable.network_view import NetworkView
+from dra_agent.claimable.use import HostUse, host_use
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.diagnostic import Diagnostic
+from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.printable import printable
 
@@ -30,7 +33,7 @@ _DENIED_HINT = "allow AF_NETLINK sockets (RestrictAddressFamilies= of the unit)"
 
 
 class HostNetwork:
-    """The network of one host; keeps the last complete view while the kernel does not answer. Not thread-safe."""
+    """The network of one host; keeps the last complete view while the kernel does not answer. Thread-safe."""
 
     def __init__(self, host: Host, *, budget: float = BUDGET_S, max_routes: int = MAX_ROUTES) -> None:
         self._host = host
@@ -42,9 +45,29 @@ class HostNetwork:
         self._thread = DaemonExecutor(1, "network")
         self._running: Future[NetworkView] | None = None
         self._last: NetworkView | None = None
+        self._lock = threading.Lock()
+
+    def present_use(self, interface: str, where: str) -> HostUse | None:
+        """Return how the host uses an interface now, for a claim that is about to change it.
+
+        RetryableError with the device `where` if that is not known: an earlier view is not enough.
+        """
+        view = self.view([])
+        use = host_use(replace(view, incomplete=None), interface)
+        unknown = view.late or view.incomplete
+        if unknown is None or (view.late is None and use is not None and use.code == "host-interface"):
+            return use
+        shown = printable(interface, line=True)
+        raise RetryableError(
+            f"it is not known whether the host uses {shown}: {unknown}", where=where, hint="the agent retries"
+        )
 
     def view(self, problems: list[Diagnostic]) -> NetworkView:
         """Return the present network, or what is known of it; the view's problems are added to `problems`."""
+        with self._lock:
+            return self._view(problems)
+
+    def _view(self, problems: list[Diagnostic]) -> NetworkView:
         view = self._unknown() or self._read()
         if view.incomplete is not None and not view.problems:
             warning = f"{view.incomplete}, so no interface can be claimed whose use is not known"

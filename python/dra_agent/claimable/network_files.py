@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from dra_agent.claimable.network_view import MAIN_TABLE, Interface, NetworkView, Route, Routes, Stack, too_many_routes
 from dra_agent.diagnostic import Diagnostic
 from dra_agent.netdevice import is_of_device
@@ -50,12 +52,17 @@ def read(sysfs: Path, tables: Path, deadline: float, max_routes: int) -> Network
             links.stack.uppers(name, master),
             links.stack.lower(name),
             tuple(sorted(addresses.get(name, ()))),
+            unknown=None,
             **routes.of(name),
         )
-    if routes.is_full:
-        incomplete: str | None = too_many_routes(max_routes)
-    else:
-        incomplete = f"{files.problems[0].where} cannot be read" if files.problems else None
+    incomplete = too_many_routes(max_routes) if routes.is_full else None
+    for problem in files.problems:
+        unknown = f"{problem.where} cannot be read"
+        owner = interfaces.get(links.owner(problem.where) or "")
+        if owner is not None:
+            interfaces[owner.name] = replace(owner, unknown=owner.unknown or unknown)
+        else:
+            incomplete = incomplete or unknown
     return NetworkView(interfaces, incomplete, problems=tuple(files.problems))
 
 
@@ -94,7 +101,10 @@ class _Files:
         try:
             return Path(os.readlink(link)).name or None  # noqa: PTH115
         except OSError as error:
-            self._report(link, error)
+            if error.errno == errno.EINVAL:
+                self.problems.append(Diagnostic(str(link), "is not a link"))
+            else:
+                self._report(link, error)
             return None
 
     def text(self, path: Path) -> str:
@@ -112,8 +122,11 @@ class _Files:
         try:
             # Non-blocking: a damaged tree may contain a FIFO, which would block indefinitely.
             with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    self.problems.append(Diagnostic(str(path), "is not a regular file"))
+                    return
                 count = 0
-                while stat.S_ISREG(os.fstat(file.fileno()).st_mode) and count != most:
+                while count != most:
                     piece = file.readline(_MAX_SMALL_FILE_BYTES) if most is None else file.read(_MAX_SMALL_FILE_BYTES)
                     if not piece:
                         return
@@ -142,7 +155,7 @@ class _Links:
         self._class_net = class_net
         self._entries = {name: frozenset(files.names(class_net / name)) for name in files.names(class_net)}
         # A file, such as bonding_masters, is not an interface.
-        self.names = {name for name, entries in self._entries.items() if entries or (class_net / name).is_dir()}
+        self.names = {name for name, entries in self._entries.items() if entries or _is_folder(class_net / name)}
         self.stack = Stack()
         self.masters: dict[str, str] = {}
         for name in self.names:
@@ -154,6 +167,13 @@ class _Links:
             if "master" in self._entries[name] and (master := files.target(class_net / name / "master")):
                 self.masters[name] = master
                 self.stack.add(master, name)
+
+    def owner(self, path: str) -> str | None:
+        """Return the interface that a file belongs to; None if it is about all of them."""
+        try:
+            return next(iter(Path(path).relative_to(self._class_net).parts), None)
+        except ValueError:
+            return None
 
     def kind(self, name: str) -> str | None:
         """Return the kind of a virtual interface, as far as sysfs shows it."""
@@ -274,6 +294,13 @@ class _RouteTables:
             if names := self._connected[prefix].get(network):
                 return [(prefix, name) for name in sorted(names)]
         return []
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a loop of links
+        return False
 
 
 def _ipv4_of(field: bytes) -> bytes:

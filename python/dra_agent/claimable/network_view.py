@@ -57,6 +57,8 @@ class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
     """Another route that has a gateway."""
     connected_route: Route | None = None
     """Another route without a gateway; none of link-local or multicast destinations."""
+    unknown: str | None = None
+    """Why a part of it is not known, as of `NetworkView.incomplete`."""
 
 
 class NetworkView(msgspec.Struct, frozen=True, omit_defaults=True):

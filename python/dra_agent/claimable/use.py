@@ -32,7 +32,7 @@ def host_use(view: NetworkView, interface: str) -> HostUse | None:
     use = None if found is None else _use(view, found)
     if use is not None and use.code == "host-interface":
         return use
-    unknown = view.incomplete or (view.late if found is None else None)
+    unknown = view.incomplete or (view.late if found is None else found.unknown)
     if unknown is not None:
         return HostUse("host-interface", f"it is not known whether the host uses {_shown(interface)}: {unknown}")
     return use

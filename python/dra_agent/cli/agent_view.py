@@ -118,7 +118,8 @@ def collected(shown: ShownHost, host: Host, topology: Topology) -> Inventory:
 
     config = shown.config
     bindings = VfioBindingStore(shown.records)
-    inventory = collect(host, topology, config.inventory, driver=config.driver_name, bindings=bindings)
+    held = by_device(shown).claims
+    inventory = collect(host, topology, config.inventory, driver=config.driver_name, bindings=bindings, held=held)
     noted = HealthStateFile(shown.records, boot_id(host.proc)).read()
     return apply_recorded(inventory, config.health, config.driver_name, noted)
 

@@ -31,8 +31,6 @@ _IF_OPER_UP = b"\x06"
 _LINK_HEADER = struct.Struct("=BxHiII")
 _XDP_MODES = {"IFLA_XDP_SKB_PROG_ID": 1 << 1, "IFLA_XDP_DRV_PROG_ID": 1 << 2, "IFLA_XDP_HW_PROG_ID": 1 << 3}
 """With the flag of the mode (XDP_FLAGS_SKB_MODE and others, linux/if_link.h)."""
-_PEERS = {"veth", "netkit", "vxcan"}
-"""Kinds whose IFLA_LINK is the other end, not a lower device."""
 _BYTES = "\0"
 """Starts the text of a name that is not UTF-8. Names end at this character, so no other text has it."""
 
@@ -145,16 +143,3 @@ def master_of(link: Any, links: dict[int, Any]) -> Master:
     """Return what it is a port of."""
     index = int(link.get_attr("IFLA_MASTER") or 0)
     return Master(index, name_of(links[index]) if index in links else "")
-
-
-def upper_of(link: Any, links: dict[int, Any]) -> str | None:
-    """Return the name of an interface of the same namespace that is on top of it, such as a VLAN's, as of `text`."""
-    for index, other in links.items():
-        # Set on hardware too, to itself; across network namespaces it is a number of the other one.
-        if other.get_attr("IFLA_LINK") != link["index"] or index == link["index"]:
-            continue
-        info = other.get_attr("IFLA_LINKINFO")
-        kind = info.get_attr("IFLA_INFO_KIND") if info is not None else None
-        if other.get_attr("IFLA_LINK_NETNSID") is None and kind not in _PEERS:
-            return name_of(other)
-    return None

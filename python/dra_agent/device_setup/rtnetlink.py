@@ -13,12 +13,16 @@ import errno
 import ipaddress
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from dra_agent import netlink
+from dra_agent.claimable import kernel_network
+from dra_agent.claimable.network import BUDGET_S, MAX_ROUTES
+from dra_agent.claimable.use import host_use
 from dra_agent.device_setup import ethtool, link_files
 from dra_agent.device_setup.link import (
     ETHERNET_CHARACTERS,
@@ -29,9 +33,8 @@ from dra_agent.device_setup.link import (
     master_of,
     name_of,
     numbers_of,
+    raw,
     set_reported_up,
-    shown,
-    upper_of,
     xdp_of,
 )
 from dra_agent.device_setup.link_reset import LinkReset
@@ -72,6 +75,8 @@ class MoveRequest(msgspec.Struct, frozen=True, tag="move"):
     """Whether the claim sets these addresses; otherwise they are those of the host."""
     routes: tuple[tuple[str, str | None], ...]
     """Destinations, and the gateway of those that have one."""
+    may_have_address: bool
+    """Whether the host may have an address on it."""
     state: Literal["unknown", "moved", "complete"]
     """Its known state in this namespace: a fully configured interface is not changed."""
 
@@ -155,24 +160,22 @@ def move(request: MoveRequest) -> NetResult:
 
     name = request.name
     with netlink.connect() as host:
+        present = _links(host).get(request.present.index) if request.present is not None else None
+        if request.present is None or not (present and _is(present, request, request.present.hardware_address)):
+            present = None
+        # The host may have come to use it since prepare; read in the host's namespace.
+        why = _in_use(present, may_have_address=request.may_have_address) if present is not None else ""
         setns(request.network)  # open sockets stay in the namespace in which they were created
         with netlink.connect() as inside:
             there = _named(inside, name)
-            links = _links(host)
-            present = links.get(request.present.index) if request.present is not None else None
-            if (
-                present is None
-                or request.present is None
-                or not _is(present, request, request.present.hardware_address)
-            ):
+            if present is None:
                 known = request.state != "unknown"
                 if there is None or not (known or _is(there, request, request.hardware_address)):
                     return NetResult("away")
                 if request.state == "complete":
                     return NetResult("there")
                 return NetResult("there", _finish(inside, int(there["index"]), request))
-            # It may have become a port since prepare.
-            if why := _in_use(present, links):
+            if why:
                 return NetResult("away", why)
             if there is not None:
                 return NetResult("taken")
@@ -296,13 +299,16 @@ def _finish(inside: IPRoute, index: int, request: MoveRequest) -> str:
     return ""
 
 
-def _in_use(link: Any, links: dict[int, Any]) -> str:
-    """Return why the host cannot do without the link, otherwise ""."""
-    name, master = shown(name_of(link)), master_of(link, links)
-    if master.index:
-        return f"{name} is a port of {shown(master.name) or f'interface {master.index}'} on the host"
-    upper = upper_of(link, links)
-    return f"{shown(upper)} on the host uses {name}" if upper is not None else ""
+def _in_use(link: Any, *, may_have_address: bool) -> str:
+    """Return how the host uses a link of this network namespace, if it must not be moved, otherwise ""."""
+    try:
+        view = kernel_network.read(time.monotonic() + BUDGET_S, MAX_ROUTES)
+    except OSError as error:
+        return f"it is not known whether the host uses it: {error.strerror}"
+    use = host_use(view, os.fsdecode(raw(name_of(link))))
+    if use is None or (use.code == "host-address" and may_have_address):
+        return ""
+    return f"the host uses it: {use.reason}"
 
 
 def _leave_held_state(host: IPRoute, interface: HostInterface) -> None:

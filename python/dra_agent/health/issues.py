@@ -10,7 +10,7 @@ from enum import IntEnum
 import msgspec
 
 from dra_agent.health.settings import HealthSettings
-from dra_agent.inventory.model import STARTING, Device
+from dra_agent.inventory.model import HOST_USE, NOT_CLAIMABLE, STARTING, Device
 
 
 class Severity(IntEnum):
@@ -94,6 +94,8 @@ KNOWN_CAUSES = (
     *_SEVERITIES,
     UNHEALTHY,
     SETUP_FAILED,
+    HOST_USE,
+    NOT_CLAIMABLE,
     "fabric-not-ready",
     "fabric-degraded",
     "gpu-unavailable",

@@ -13,7 +13,7 @@ from dra_agent.health.hysteresis import ActiveIssue
 from dra_agent.health.issues import Severity
 from dra_agent.health.settings import HealthSettings, TaintEffect
 from dra_agent.inventory.api import Taint
-from dra_agent.inventory.model import STARTING, Device, Inventory
+from dra_agent.inventory.model import HOST_USE, STARTING, Device, Inventory
 
 MAX_TAINTS = 16
 """That the API allows on one device."""
@@ -113,9 +113,11 @@ def _effect(active: ActiveIssue, settings: HealthSettings) -> TaintEffect:
         Severity.NOTICE: settings.unmonitored,
     }
     effect = by_severity[active.cause.severity]
-    # The attributes of the former are incomplete, and so is the result of the rules. Of the latter, the scheduler would
-    # choose the same device again.
-    if active.cause.name == STARTING or (active.cause.name == issues.SETUP_FAILED and effect in ("tell", "none")):
+    # The attributes of the first are incomplete, and so is the result of the rules. The claim of the second keeps its
+    # device, and no other one gets it. Of the last, the scheduler would choose the same device again.
+    if active.cause.name in (STARTING, HOST_USE) or (
+        active.cause.name == issues.SETUP_FAILED and effect in ("tell", "none")
+    ):
         effect = "NoSchedule"
     return "NoSchedule" if effect == "NoExecute" and not active.cause.confirmed else effect
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence, Set
+from collections.abc import Collection, Container, Sequence, Set
 
 import msgspec
 
@@ -15,8 +15,9 @@ from dra_agent.claimable.use import host_use
 from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.builder import is_vfio, pci_files
-from dra_agent.inventory.evaluation import Rule, never_evaluated
-from dra_agent.inventory.model import Device, Exclusion, Family, device_name
+from dra_agent.inventory.evaluation import Rule, without_effect
+from dra_agent.inventory.model import HOST_USE, NOT_CLAIMABLE, Device, Exclusion, Family, ObservedIssue, device_name
+from dra_agent.inventory.passthrough import PASSTHROUGH
 from dra_agent.inventory.platform_gpus import PlatformGpus
 from dra_agent.inventory.products import fpga_companions, is_fpga_companion, is_fpga_management
 from dra_agent.inventory.settings import InventorySettings
@@ -40,32 +41,39 @@ class Claimability:
         self._network = network
         self._platform_gpus = PlatformGpus(host)
         self._driver = driver
-        # The older setting allowed every NIC of the host's traffic.
-        uplink = ("true",) if settings.host_uplink == "include" else ()
-        interfaces = [
-            Rule(f"host_interfaces[{n}]", rule) for n, rule in enumerate((*settings.host_interfaces, *uplink))
+        self._interface_rules = [
+            Rule(f"host_interfaces[{number}]", rule) for number, rule in enumerate(settings.host_interfaces)
         ]
-        displays = [Rule(f"displays[{n}]", rule) for n, rule in enumerate(settings.displays)]
-        self._rules = {"console": displays}
-        self._interface_rules = interfaces
+        self._display_rules = [Rule(f"displays[{number}]", rule) for number, rule in enumerate(settings.displays)]
+        # The older setting allowed every NIC of the host's traffic.
+        self._allows_interfaces = settings.host_uplink == "include"
         self._asked: dict[str, Refusal] = {}
-        """By PCI address: what the rules may allow, of the last call of `claimable`."""
+        """By PCI address: why a function that is described may not be claimed, of the last call of `claimable`."""
+        self._held: Set[str] = frozenset()
+        self._physical: dict[str, str] = {}
+        """By PCI address of a virtual function: the physical one."""
 
     def claimable(
         self,
         topology: Topology,
         bound: Container[str],
         moved: Set[str],
+        held: Collection[str],
         problems: list[Diagnostic],
         excluded: list[Exclusion],
     ) -> list[PciFunction]:
-        """Return the functions to describe; add those to `excluded` that no rule may allow.
+        """Return the functions to describe; add those to `excluded` that no rule may allow and no claim has.
 
         Parts of another device are among both: the whole is described with them.
 
         `bound`: addresses that claims have bound to vfio-pci. `moved`: names of NICs whose interface claims have.
+        `held`: names of all devices that claims have.
         """
-        relevant = [one for one in topology.relevant if one.kind in CLAIMABLE and one.pci_address not in bound]
+        functions = [one for one in topology.relevant if one.kind in CLAIMABLE]
+        names = frozenset(map(_whole, held))
+        self._held = {one.pci_address for one in functions if _name(one) in names}
+        self._physical = {one.pci_address: one.physfn for one in functions if one.physfn is not None}
+        relevant = [one for one in functions if one.pci_address not in bound]
         facts = self._facts(topology, relevant, moved, problems)
         self._asked = {}
         found = []
@@ -73,37 +81,65 @@ class Claimability:
             reason = refusal(function, facts)
             if reason is None:
                 found.append(function)
-            elif reason.by_rule:
+            elif reason.by_rule or function.pci_address in self._held:
                 self._asked[function.pci_address] = reason
                 found.append(function)
             else:
-                name = device_name(_FAMILIES[function.kind], function.pci_address)
-                excluded.append(Exclusion(name, reason.reason, reason.code, function.pci_address, reason.hint))
+                excluded.append(_exclusion(_name(function), function.pci_address, reason))
                 if reason.code == "part-of-device":
                     found.append(function)
         for gpu in self._platform_gpus.present(topology.relevant, problems):
             reason = platform_refusal(gpu)
-            excluded.append(Exclusion(device_name("gpu", gpu.name), reason.reason, reason.code, hint=reason.hint))
+            excluded.append(_exclusion(device_name("gpu", gpu.name), "", reason))
         return found
 
-    def allowed(self, devices: Iterable[Device], problems: list[Diagnostic], excluded: list[Exclusion]) -> list[Device]:
-        """Return the devices without those that the host needs and no rule allows."""
+    def allowed(self, devices: Sequence[Device], problems: list[Diagnostic], excluded: list[Exclusion]) -> list[Device]:
+        """Return the devices that rules or claims keep: without those that the host needs otherwise.
+
+        One that the host has come to use while a claim has it stays, with an issue.
+        """
+        asked = [device for device in devices if device.pci_address in self._asked]
+        matched: dict[str, list[Rule]] = {}
+        permitted = set()
+        for device in asked:
+            given = self._asked[device.pci_address]
+            rules = self._display_rules if given.code == "console" else self._interface_rules
+            # All rules are evaluated, so that one without a value for any device is detected.
+            matched[device.name] = [rule for rule in rules if rule.matches(self._driver, device)]
+            uplink = self._allows_interfaces and given.code != "console"
+            if given.by_rule and (matched[device.name] or uplink):
+                permitted.add(device.pci_address)
         found = []
-        asked = {}
         for device in devices:
-            reason = self._asked.get(device.pci_address)
+            address = device.pci_address
+            reason = self._asked.get(address)
             if reason is None:
                 found.append(device)
                 continue
-            asked[device.name] = device
-            rules = self._rules.get(reason.code, self._interface_rules)
-            # All rules are evaluated, so that one without a value for any device is detected.
-            if any([rule.matches(self._driver, device) for rule in rules]):  # noqa: C419
-                found.append(msgspec.structs.replace(device, identity={**device.identity, "host_use": reason.reason}))
+            # A rule for the physical function allows what works through it.
+            is_permitted = address in permitted or self._physical.get(address) in permitted
+            identity = self._limits(address, reason) if is_permitted else {"host_use": reason.reason}
+            # Binding it to vfio-pci would take it from the host.
+            is_useless = PASSTHROUGH in device.identity and "host_use" in identity and reason.code != "console"
+            if (is_permitted or reason.is_shared) and not is_useless:
+                found.append(msgspec.structs.replace(device, identity={**device.identity, **identity}))
+            elif address in self._held:
+                found.append(_with_issue(device, reason))
             else:
-                excluded.append(Exclusion(device.name, reason.reason, reason.code, device.pci_address, reason.hint))
-        problems += never_evaluated((*self._interface_rules, *self._rules["console"]), asked)
+                excluded.append(_exclusion(device.name, address, reason))
+        effective = {rule.where for rules in matched.values() for rule in rules}
+        for rules, family in ((self._interface_rules, "nic"), (self._display_rules, "gpu")):
+            unused = [rule for rule in rules if rule.where not in effective]
+            own = {device.name: device for device in devices if device.family == family}
+            problems += without_effect(unused, self._driver, own)
         return found
+
+    def _limits(self, address: str, reason: Refusal) -> dict[str, str]:
+        """Return the identity by which set-ups know what a claim may change of a device that a rule permits."""
+        if reason.code == "physical-function" and address in self._physical:
+            return {}
+        # An address is all that a claim would take from the host, and the operator allows it.
+        return {"host_address": "allowed"} if reason.code == "host-address" else {"host_use": reason.reason}
 
     def _facts(
         self, topology: Topology, functions: Sequence[PciFunction], moved: Set[str], problems: list[Diagnostic]
@@ -115,7 +151,8 @@ class Claimability:
         return HostFacts(
             uses=uses,
             moved=frozenset(one.pci_address for one in functions if device_name("nic", one.pci_address) in moved),
-            nodes={one.pci_address: self._nodes(one, cards) for one in functions if _has_own_nodes(one)},
+            held=self._held,
+            nodes={one.pci_address: self._nodes(one, cards, problems) for one in functions if _has_own_nodes(one)},
             wholes={
                 **{one.pci_address: None for one in cards if is_fpga_companion(one) and not is_vfio(one)},
                 **{part.pci_address: whole.pci_address for whole in cards for part in fpga_companions(whole, cards)},
@@ -128,9 +165,11 @@ class Claimability:
             ),
         )
 
-    def _nodes(self, function: PciFunction, cards: Sequence[PciFunction]) -> tuple[str, ...]:
+    def _nodes(
+        self, function: PciFunction, cards: Sequence[PciFunction], problems: list[Diagnostic]
+    ) -> tuple[str, ...]:
         parts = [function, *(fpga_companions(function, cards) if function.kind is DeviceKind.FPGA else ())]
-        return tuple(name for part in parts for name in character_devices(pci_files(self._host, part, [])))
+        return tuple(name for part in parts for name in character_devices(pci_files(self._host, part, problems)))
 
 
 def unread(functions: Iterable[PciFunction], problem: Diagnostic) -> list[Exclusion]:
@@ -150,3 +189,27 @@ def unread(functions: Iterable[PciFunction], problem: Diagnostic) -> list[Exclus
 def _has_own_nodes(function: PciFunction) -> bool:
     """Return True if its driver may have made nodes that the scan does not know."""
     return function.kind in (DeviceKind.FPGA, DeviceKind.ACCELERATOR) and function.drm is None and not function.accel
+
+
+def _name(function: PciFunction) -> str:
+    return device_name(_FAMILIES[function.kind], function.pci_address)
+
+
+def _whole(name: str) -> str:
+    """Return the name of the whole device of a partition: family, domain, bus, device, function."""
+    return "-".join(name.split("-", 5)[:5])
+
+
+def _exclusion(name: str, address: str, reason: Refusal) -> Exclusion:
+    return Exclusion(name, reason.reason, reason.code, address, reason.hint)
+
+
+def _with_issue(device: Device, reason: Refusal) -> Device:
+    cause = HOST_USE if reason.by_rule or reason.code == "physical-function" else NOT_CLAIMABLE
+    message = f"it would not be published if no claim had it: {reason.reason}"
+    return msgspec.structs.replace(
+        device,
+        health="unhealthy",
+        health_reason=device.health_reason or message,
+        issues=(*device.issues, ObservedIssue(cause, message)),
+    )

@@ -6,7 +6,7 @@ A failure is a problem in the result; the other devices are still described.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 
 from dra_agent.claimable.network import HostNetwork
 from dra_agent.diagnostic import Diagnostic
@@ -28,7 +28,7 @@ from dra_agent.inventory.claimability import Claimability, unread
 from dra_agent.inventory.descriptions import Descriptions
 from dra_agent.inventory.fabric_file import FabricFile
 from dra_agent.inventory.mode_changes import ModeChanges
-from dra_agent.inventory.model import Device, DeviceEvent, Exclusion, Inventory
+from dra_agent.inventory.model import HOST_USE, Device, DeviceEvent, Exclusion, Inventory
 from dra_agent.inventory.passthrough import Passthrough, VfioBindingStore
 from dra_agent.inventory.pool_groups import PoolGroups
 from dra_agent.inventory.rules import PartitionRules, Rules, used_counter_sets
@@ -86,11 +86,14 @@ class Collector:
             self._fabric_file = FabricFile(settings.fabric_file)
         self._rules, self._claimability, self._settings = rules, claimability, settings
 
-    def collect(self, topology: Topology, touched: Set[str] | None = None) -> Inventory:
+    def collect(
+        self, topology: Topology, touched: Set[str] | None = None, held: Collection[str] = frozenset()
+    ) -> Inventory:
         """Describe every device that can be claimed; never raises for a device or a library that is broken.
 
         `touched`: addresses of functions with kernel events; others are described again only if the topology has
         another object for them, or if a claim has changed their interface. None: everything is described again.
+        `held`: names of the devices that claims have; they stay published while the host uses them.
         """
         problems = [Diagnostic(problem.where, problem.message) for problem in topology.problems]
         excluded: list[Exclusion] = []
@@ -104,7 +107,7 @@ class Collector:
             changed = self._bindings.moved.changed_by_claims()
             touched = None if touched is None else touched | changed
         self._descriptions.begin(touched)
-        claimable = self._claimability.claimable(topology, bound, moved, problems, excluded)
+        claimable = self._claimability.claimable(topology, bound, moved, held, problems, excluded)
         by_backend: dict[str, list[PciFunction]] = {}
         for function in claimable:
             by_backend.setdefault(backend_of(function), []).append(function)
@@ -116,6 +119,8 @@ class Collector:
             found = self._bindings.moved.apply(found, topology)
         found = self._passthrough.apply(found, topology, problems, excluded)
         described = self._claimability.allowed(found, problems, excluded)
+        # The network and the claims change without an event of the function.
+        self.kept -= {device.name for device in described if any(one.cause == HOST_USE for one in device.issues)}
         # In the order of the topology, by address; partitions of one address keep their order.
         position = {function.pci_address: number for number, function in enumerate(topology.relevant)}
         described.sort(key=lambda device: _order(device.pci_address, position))
@@ -220,18 +225,19 @@ def collect(
     *,
     driver: str = DEFAULT_DRIVER,
     bindings: VfioBindingStore | None = None,
+    held: Collection[str] = frozenset(),
 ) -> Inventory:
-    """Take the inventory once, however long libraries need to start.
+    """Take the inventory once, however long libraries need to start; `held`: names of the devices that claims have.
 
     UsageError where a rule of the settings can never work.
     """
     collector = Collector(host, settings, driver=driver, bindings=bindings)
     try:
-        inventory = collector.collect(topology)
+        inventory = collector.collect(topology, held=held)
         # Twice at most: the library first, then its GPUs.
         for _ in range(2):
             if collector.wait_for_start():
-                inventory = collector.collect(topology)
+                inventory = collector.collect(topology, held=held)
         return inventory
     finally:
         collector.close()

@@ -5,7 +5,7 @@ The result of rules depends on nothing but the device and its PCI function, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dra_agent import _native
@@ -64,6 +64,22 @@ def never_evaluated(rules: Iterable[Rule], devices: Container[str]) -> Iterator[
                 "check the attribute's name; `dra-agent devices NAME` shows the attributes of a device",
                 severity="warning",
             )
+
+
+def without_effect(rules: Iterable[Rule], driver: str, devices: Mapping[str, Device]) -> Iterator[Diagnostic]:
+    """Report the rules that are true for none of the devices, given by name; nothing on a host without such devices."""
+    for rule in rules:
+        if not devices or any([rule.matches(driver, device) for device in devices.values()]):  # noqa: C419
+            continue
+        misspelled = list(never_evaluated([rule], devices))
+        yield from misspelled or [
+            Diagnostic(
+                f"inventory.{rule.where}",
+                f"{rule.text!r} is true for no device of this host, so it allows none",
+                "`dra-agent devices NAME` shows the attributes of a device",
+                severity="warning",
+            )
+        ]
 
 
 class RuleResult(NamedTuple):

@@ -44,6 +44,10 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 STARTING = "starting"
 """The cause of a device that was never read, because its library still initializes it."""
+HOST_USE = "host-use"
+"""The cause of a device that the host has come to use while a claim holds it."""
+NOT_CLAIMABLE = "not-claimable"
+"""The cause of a device that a claim holds and that would not be published otherwise, such as without its driver."""
 
 
 class DeviceNode(msgspec.Struct, frozen=True):
@@ -110,8 +114,9 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     nodes: tuple[DeviceNode, ...] = ()
     identity: dict[str, str] = {}
     """Identifiers of the device in other tools: driver, uuid, minor, card ("card0"), render ("renderD128"), ifname,
-    rdma ("mlx5_0"), accel ("accel0"), kfd (node id), vfio ("vfio0"), physfn (address), host_use (how the host uses
-    its interface), dmem (its memory as the kernel's cgroup controller names it), parent (name of the whole device that
+    rdma ("mlx5_0"), accel ("accel0"), kfd (node id), vfio ("vfio0"), physfn (address), host_use (how the host uses its
+    interface, which claims do not change then), host_address ("allowed": a rule lets claims change an interface that
+    has an address), dmem (its memory as the kernel's cgroup controller names it), parent (name of the whole device that
     cannot be held together with this part of it), mig ("whole", or profile id, first memory slice and slices of a
     partition that is made at prepare: "19:4:1"), foreign ("destroy": instances of others go when it is made),
     parent_uuid (of the GPU that it is made of)."""

@@ -163,7 +163,7 @@ _OF_THE_DRIVER = frozenset(
     }
 )
 """Attributes that a device has of the driver that it is about to lose, or that change while it works."""
-_KEPT_IDENTITY = frozenset({"uuid", "minor", "parent", "host_use"})
+_KEPT_IDENTITY = frozenset({"uuid", "minor", "parent", "host_use", "host_address"})
 
 
 class Passthrough:

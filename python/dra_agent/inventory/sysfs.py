@@ -44,7 +44,10 @@ class SysfsDir:
             # Non-blocking: a damaged tree may contain a FIFO, which would block indefinitely.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                raw = os.read(descriptor, _MAX_FILE_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    self._problems.append(Diagnostic(path, "is not a regular file"))
+                    return None
+                raw = os.read(descriptor, _MAX_FILE_BYTES)
             finally:
                 os.close(descriptor)
         except OSError as error:

@@ -6,7 +6,7 @@ The agent decides when to scan again (a uevent, a timer, a health event).
 from __future__ import annotations
 
 import threading
-from collections.abc import Set
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 
 from dra_agent.inventory.collector import Collector
@@ -34,10 +34,11 @@ class InventoryDiff:
 class InventoryTracker:
     """The current inventory of one host; safe to use from several threads."""
 
-    def __init__(self, collector: Collector, topology: Topology) -> None:
+    def __init__(self, collector: Collector, topology: Topology, held: Collection[str] = frozenset()) -> None:
+        """`held`: names of the devices that claims have."""
         self._collector = collector
         self._lock = threading.Lock()
-        self._inventory = collector.collect(topology)
+        self._inventory = collector.collect(topology, held=held)
 
     @property
     def inventory(self) -> Inventory:
@@ -49,13 +50,15 @@ class InventoryTracker:
         """Names of devices that the last `refresh` did not describe again."""
         return self._collector.kept
 
-    def refresh(self, topology: Topology, touched: Set[str] | None = None) -> None:
+    def refresh(self, topology: Topology, touched: Set[str] | None = None, held: Collection[str] = frozenset()) -> None:
         """Take the inventory again, of all devices or after events of the functions at these addresses.
+
+        `held`: names of the devices that claims have.
 
         It waits for vendor libraries up to their deadlines, so never call it on a loop.
         """
         with self._lock:
-            self._inventory = self._collector.collect(topology, touched)
+            self._inventory = self._collector.collect(topology, touched, held)
 
     def configure(self, settings: InventorySettings) -> None:
         """Use other rules from the next `refresh` on; raises UsageError if one can never work."""

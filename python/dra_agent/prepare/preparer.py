@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -74,6 +75,7 @@ class Preparer:
         lookup: Lookup,
         *,
         node: str,
+        sysfs: Path = Path("/sys"),
         edit_providers: EditProviders,
         setups: Iterable[DeviceSetup] = (),
         metadata: MetadataDirectory | None = None,
@@ -87,7 +89,7 @@ class Preparer:
         """
         self.driver = driver
         self._ledger = ledger
-        self._devices = LocalDevices(node, lookup)
+        self._devices = LocalDevices(node, lookup, sysfs)
         self._files = ClaimFiles(driver, specs, self._devices, edit_providers, metadata)
         self._setups: Mapping[Kind, DeviceSetup] = {setup.kind: setup for setup in setups}
         self._ownership = ownership or NoOwnership()
@@ -234,6 +236,8 @@ class Preparer:
         try:
             devices = self._devices.of(allocation)
             self._devices.check_pools(allocation)
+            owned = [devices[item.pool, item.device] for item in allocation.devices if not item.admin_access]
+            self._devices.check_undivided(owned)
             steps = plan(allocation, devices, self._setups)
             record = records.of_allocation(allocation, steps, ahead=ahead)
             # Without set-ups, an unusable device is detected before anything is written.
@@ -254,7 +258,6 @@ class Preparer:
         )
         if spec is not None:
             record = _with_ids(record, spec)
-        owned = [devices[item.pool, item.device] for item in allocation.devices if not item.admin_access]
         with self._timed("ledger"):
             self._start(entry, owned, None if spec is None else record, deadline)
         try:

@@ -207,7 +207,7 @@ def test_a_machine_that_still_runs_keeps_its_device(bench: Bench) -> None:
 def test_an_interface_in_a_bond_is_not_taken(bench: Bench) -> None:
     item = bench.device(NIC)
     (bench.host.sysfs / "class/net/ens1np0" / "upper_bond0").symlink_to("../bond0")
-    with pytest.raises(RetryableError, match="ens1np0 is part of a bond"):
+    with pytest.raises(RetryableError, match="the host uses it: ens1np0 is the lower device of the interface bond0"):
         bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
     assert bench.driver(NIC) == "mlx5_core"
 

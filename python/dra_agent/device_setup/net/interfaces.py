@@ -11,6 +11,7 @@ import os
 import socket
 from pathlib import Path
 
+from dra_agent.device_setup.interface_use import interfaces_of
 from dra_agent.device_setup.sysfs_writer import RealSysfsWriter, TimedWriter
 
 _UP = 0x1
@@ -28,11 +29,8 @@ class Interfaces:
 
     def of(self, address: str) -> list[str] | None:
         """Return the names of the interfaces of a PCI device on the host; None if the device does not exist."""
-        folder = self._sysfs / "bus/pci/devices" / address
-        if not folder.is_dir():
-            return None
-        # The interface of a virtio adapter is one level below.
-        return sorted(path.name for pattern in ("net/*", "virtio*/net/*") for path in folder.glob(pattern))
+        is_here = (self._sysfs / "bus/pci/devices" / address).is_dir()
+        return interfaces_of(self._sysfs, address) if is_here else None
 
     def find(self, address: str, port: str, *names: str | None) -> str | None:
         """Return the current name of a device's interface; None if it is not here.
@@ -55,15 +53,6 @@ class Interfaces:
     def index(self, name: str) -> int:
         """Return its index in the agent's network namespace."""
         return socket.if_nametoindex(name)
-
-    def user(self, name: str) -> str | None:
-        """Return what the host uses it for, "a port of bond0" or "used by ens1.5"; None if neither is known."""
-        folder = self.folder / name
-        try:
-            return f"a port of {shown((folder / 'master').readlink().name)}"
-        except OSError:
-            upper = next(iter(sorted(folder.glob("upper_*"))), None)
-            return f"used by {shown(upper.name.removeprefix('upper_'))}" if upper is not None else None
 
     def hardware_address(self, name: str) -> str:
         """Return its hardware address ("02:fc:00:00:00:01")."""

@@ -126,6 +126,7 @@ class InterfaceMover:
             original.addresses if desired.addresses is None else desired.addresses,
             is_configured,
             tuple((route.destination, route.gateway) for route in desired.routes),
+            original.may_have_address,
             "unknown" if original.network != where else "complete" if original.complete else "moved",
         )
 

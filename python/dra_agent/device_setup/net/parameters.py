@@ -155,5 +155,7 @@ class OriginalInterface(msgspec.Struct, frozen=True, omit_defaults=True):
     """The last network namespace that it was moved to, "net:[4026532281]"."""
     complete: bool = False
     """Whether it was fully configured there; from then on the container may change it."""
+    may_have_address: bool = True
+    """Whether it may be moved with an address of the host; earlier agents did not ask."""
     moving: str = ""
     """The network namespace that it is being moved to, recorded before the move: the mover may crash."""

@@ -14,9 +14,11 @@ import msgspec
 
 from dra_agent.cdi.claim import env_name
 from dra_agent.cdi.model import ContainerEdits
+from dra_agent.claimable.network import HostNetwork
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup import rtnetlink
 from dra_agent.device_setup.container_hook import ContainerHook
+from dra_agent.device_setup.interface_use import may_have_address, refuse_published_use, refuse_use
 from dra_agent.device_setup.link import Link
 from dra_agent.device_setup.net.interfaces import Interfaces, shown
 from dra_agent.device_setup.net.mover import TASK, InterfaceMover
@@ -59,6 +61,7 @@ class NicSetup:
         self.hook = ContainerHook(host_folder)
         self.interfaces = Interfaces(host.sysfs)
         self._originals = StateFiles(state_dir / "net", OriginalInterface, max_bytes=MAX_STATE_BYTES)
+        self._network = HostNetwork(host)
         self._locks = setup_locks(state_dir, "net")
         self.mover = InterfaceMover(self.interfaces, self._originals, self._locks, return_timeout_s)
 
@@ -82,8 +85,8 @@ class NicSetup:
             raise PermanentError(
                 "interface: the device has none on this host", hint="choose another NIC, or leave interface out"
             )
-        if use := device.identity.get("host_use"):
-            raise PermanentError(f"interface: the host itself uses it: {use}", hint="choose another NIC")
+        if parameters.interface != InterfaceConfig():
+            refuse_published_use(device, "interface: ")
         if self._host.net is not None:
             raise PermanentError(
                 "interface: the agent has its own network namespace and cannot change the host's",
@@ -157,10 +160,8 @@ class NicSetup:
         if not ifname:
             raise RetryableError("its interface is not on the host", where=f"device {device}")
         changes = desired.name is not None or desired.mtu is not None
-        if changes and (user := self.interfaces.user(ifname)) is not None:
-            raise PermanentError(
-                f"interface: {ifname} is {user} on the host", where=f"device {device}", hint="choose another NIC"
-            )
+        if changes:
+            refuse_use(self._network, [ifname], item.device, f"device {device}", "interface: ")
         try:
             mtu, up = self.interfaces.mtu(ifname), self.interfaces.is_up(ifname)
             hardware, port = self.interfaces.hardware_address(ifname), self.interfaces.port(ifname)
@@ -171,7 +172,18 @@ class NicSetup:
         described = {name: attributes[name] for name in INTERFACE_ATTRIBUTES if name in attributes}
         link = self._describe(device, ifname, hardware, desired) if desired.name is not None else None
         original = OriginalInterface(
-            uid, item.device.pci_address, ifname, mtu, up, hardware, port, given, link, described, desired
+            uid,
+            item.device.pci_address,
+            ifname,
+            mtu,
+            up,
+            hardware,
+            port,
+            given,
+            link,
+            described,
+            desired,
+            may_have_address=may_have_address(item.device),
         )
         self._originals.write(device, original)
         return original
@@ -185,6 +197,11 @@ class NicSetup:
             return None
         interface = rtnetlink.HostInterface(self.interfaces.index(ifname), hardware)
         found = rtnetlink.query(rtnetlink.Describe(interface, ifname, os.fspath(self.interfaces.folder)))
+        if found.link is None:
+            # What is not recorded cannot be compared when it returns.
+            raise RetryableError(
+                f"{ifname} was replaced while it was read", where=f"device {device}", hint="the agent retries"
+            )
         smallest, largest = found.mtu_range or (0, 0)
         if desired.mtu is not None and (desired.mtu < smallest or (largest and desired.mtu > largest)):
             raise _unsupported_mtu(device, ifname, desired.mtu, os.strerror(errno.EINVAL))

@@ -6,7 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dra_agent.claimable.divided import virtual_functions
+from dra_agent.claimable.network import HostNetwork
 from dra_agent.deadline import Deadline
+from dra_agent.device_setup.interface_use import interfaces_of, refuse_published_use, refuse_use
 from dra_agent.device_setup.open_files import (
     class_node,
     device_nodes,
@@ -44,8 +47,8 @@ class GroupPeer:
 class PciFunctions:
     """Reads functions below one host's /sys on each call.
 
-    Attributes that the kernel reads under the device's lock have a deadline: driver_override_show() in
-    drivers/pci/pci-sysfs.c and sriov_numvfs_show() in drivers/pci/iov.c.
+    An attribute that the kernel reads under the device's lock has a deadline: driver_override_show() in
+    drivers/pci/pci-sysfs.c.
     """
 
     def __init__(self, host: Host, accesses: TimedWriter) -> None:
@@ -89,14 +92,8 @@ class PciFunctions:
         return next((name for name in self._files(address).names("vfio-dev") if name.startswith("vfio")), None)
 
     def virtual_functions(self, address: str) -> int:
-        """Return the number of its virtual functions, which need its driver. RetryableError as for `override`."""
-        text = self._locked(address, "sriov_numvfs") if (self._folder(address) / "sriov_numvfs").exists() else ""
-        return int(text) if text.isdecimal() else 0
-
-    def interfaces_in_use(self, address: str) -> list[str]:
-        """Return its network interfaces that are part of a bond, a bridge or a VLAN."""
-        net = self._files(address).subdir("net")
-        return [name for name in net.names() if any(_is_above(entry) for entry in net.names(name))]
+        """Return the number of its virtual functions, which need its driver."""
+        return virtual_functions(self._sysfs, address)
 
     def _locked(self, address: str, attribute: str) -> str:
         try:
@@ -109,10 +106,6 @@ class PciFunctions:
 
     def _folder(self, address: str) -> Path:
         return self._sysfs / "bus/pci/devices" / address
-
-
-def _is_above(entry: str) -> bool:
-    return entry == "master" or entry.startswith("upper_")
 
 
 def check_group(
@@ -151,23 +144,23 @@ def check_group(
 
 
 def require_idle(
-    functions: PciFunctions, host: Host, device: Device, address: str, where: str, deadline: Deadline
+    functions: PciFunctions,
+    host: Host,
+    network: HostNetwork,
+    device: Device,
+    address: str,
+    where: str,
+    deadline: Deadline,
 ) -> None:
     """Reject a function that the host or a process uses: RetryableError, PermanentError if that use cannot end."""
-    if use := device.identity.get("host_use"):
-        raise PermanentError(f"the host uses it: {use}", where=where, hint="request another device")
+    refuse_published_use(device, where=where)
     if count := functions.virtual_functions(address):
         raise RetryableError(
             f"it has {count} virtual functions, which would be removed with its driver",
             where=where,
             hint="remove them (sriov_numvfs), or request one of them instead",
         )
-    if interfaces := functions.interfaces_in_use(address):
-        raise RetryableError(
-            f"its interface {interfaces[0]} is part of a bond, a bridge or a VLAN of the host",
-            where=where,
-            hint="remove it from there, or request another device",
-        )
+    refuse_use(network, interfaces_of(host.sysfs, address), device, where)
     require_unused(host, device_nodes(host, device), where, deadline)
 
 

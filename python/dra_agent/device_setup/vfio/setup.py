@@ -13,6 +13,7 @@ import msgspec
 
 from dra_agent.cdi.edits.provider import node_edits
 from dra_agent.cdi.model import ContainerEdits
+from dra_agent.claimable.network import HostNetwork
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup.sysfs_writer import TIMEOUT_S, SysfsWriter, TimedWriter
 from dra_agent.device_setup.vendor import DriverLibrary
@@ -114,6 +115,7 @@ class VfioSetup:
         self._binding = Binding(self._functions, self._accesses)
         self._bindings = bindings or VfioBindingStore(state_dir)
         self._libraries = {library.driver: library for library in libraries}
+        self._network = HostNetwork(host)
         self._locks = setup_locks(state_dir, "vfio")
 
     def default(self, device: Device) -> VfioConfig | None:
@@ -187,7 +189,7 @@ class VfioSetup:
             )
         with nullcontext() if library is None else library.released():
             if driver != DRIVER:
-                require_idle(self._functions, self._host, item.device, address, where, deadline)
+                require_idle(self._functions, self._host, self._network, item.device, address, where, deadline)
             if stored is None:
                 before = self._functions.override(address)
                 self._bindings.write(VfioBinding(address, uid, item.key, driver, before, item.device))
