@@ -22,7 +22,7 @@ from dra_agent.agent.config import Config
 from dra_agent.agent.conflict_filter import ConflictFilter, event_note
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.conflicts import ConflictGroup, DeviceConflicts, SavedConflicts, load_conflicts, save_conflicts
-from dra_agent.inventory.model import Device
+from dra_agent.inventory.model import Device, Inventory
 from dra_agent.kube_client import ObjectList, WatchEvent
 from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.status import EventRecorder
@@ -241,7 +241,7 @@ def test_a_note_about_many_devices_fits_an_event() -> None:
 
 def test_the_last_conflicts_are_saved_on_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Device(GPU, "gpu", "nvidia", "0000:00:04.0", attributes={})
-    hardware = SimpleNamespace(inventory=SimpleNamespace(devices=(gpu,)), functions=())
+    hardware = SimpleNamespace(inventory=Inventory(devices=(gpu,)), functions=())
     writing, may_continue = threading.Event(), threading.Event()
     saved: list[SavedConflicts] = []
 
@@ -268,7 +268,7 @@ def test_the_last_conflicts_are_saved_on_a_slow_disk(tmp_path: Path, monkeypatch
         filter_.slices.listed([])
         await filter_.start()
         assert await asyncio.to_thread(writing.wait, DEADLINE_S)
-        hardware.inventory.devices = ()
+        hardware.inventory = Inventory()
         filter_.devices_changed()
         assert len(changes) == 2
         # The pool starts this after a second writer.

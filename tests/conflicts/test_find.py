@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 
-from dra_agent.conflicts import DeviceConflicts, ForeignDevice, exclude, find_conflicts, foreign_devices, observe
+from dra_agent.conflicts import (
+    DeviceConflicts,
+    ForeignDevice,
+    exclude,
+    find_conflicts,
+    foreign_devices,
+    identities_of_host,
+    observe,
+)
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.inventory.api import Attribute, CounterConsumption, CounterSet
-from dra_agent.inventory.model import Device, Inventory
+from dra_agent.inventory.model import Device, Exclusion, Inventory
+from dra_agent.inventory.rules import Rules
+from dra_agent.inventory.settings import InventorySettings
 
 DRIVER, NODE = "dra-agent.internal", "node-1"
 
@@ -197,6 +209,19 @@ def test_functions_of_the_host_that_are_excluded_here_are_known() -> None:
         (RDMA.name, VF.name), "it lists net/eth0, which this host does not have"
     )
     assert find(slices, host={"net/eth0"}) == DeviceConflicts()
+
+
+@pytest.mark.parametrize("device", [GPU, MIG], ids=["whole", "partition"])
+def test_a_gpu_that_a_rule_leaves_to_another_driver_is_known_by_its_uuid(device: Device) -> None:
+    other = msgspec.structs.replace(device, name="gpu-9", pci_address="0000:99:00.0", identity={"uuid": "GPU-99"})
+    problems: list[Diagnostic] = []
+    excluded: list[Exclusion] = []
+    rules = Rules(InventorySettings(exclude=("true",)), DRIVER)
+    assert rules.apply([other], problems, excluded) == ()
+    slices = api_slice("gpu.nvidia.com", api_device("gpu-0", parentUUID="GPU-43" if device is MIG else "GPU-99"))
+    kept = (msgspec.structs.replace(GPU, identity={"uuid": "GPU-2"}),)
+    assert find(slices, devices=kept).unmatched, "without the exclusion, the device is not of this host"
+    assert find(slices, devices=kept, host=identities_of_host((), excluded)) == DeviceConflicts()
 
 
 def test_a_driver_without_a_row_is_judged_by_common_attributes_or_named() -> None:

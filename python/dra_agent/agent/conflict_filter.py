@@ -18,7 +18,7 @@ from dra_agent.conflicts import (
     ForeignSlices,
     SavedConflicts,
     exclude,
-    identities_of_functions,
+    identities_of_host,
     load_conflicts,
     save_conflicts,
 )
@@ -77,8 +77,8 @@ class ConflictFilter:
 
     @property
     def identities(self) -> frozenset[str]:
-        """The identities of the host's PCI functions. See ConflictHost."""
-        return identities_of_functions(self._device_state.functions)
+        """The identities of the host's PCI functions and of excluded devices. See ConflictHost."""
+        return identities_of_host(self._device_state.functions, self._device_state.inventory.excluded)
 
     def other_agents(self) -> dict[str, str]:
         """Return the state directories of other agents, by driver. See ConflictHost."""

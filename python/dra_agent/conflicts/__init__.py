@@ -11,7 +11,7 @@ from dra_agent.conflicts.other_drivers import (
     ForeignDevice,
     ForeignSlices,
     foreign_devices,
-    identities_of_functions,
+    identities_of_host,
 )
 from dra_agent.conflicts.state_file import SavedConflicts, delete_conflicts, load_conflicts, save_conflicts
 
@@ -25,7 +25,7 @@ __all__ = [
     "DeviceConflicts",
     "find_conflicts",
     "foreign_devices",
-    "identities_of_functions",
+    "identities_of_host",
     "delete_conflicts",
     "observe",
     "plugins_of",

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from dra_agent.conflicts.managers import STANDARD_ADDRESS, KnownDriver, known_driver
 from dra_agent.conflicts.node_selector import selects
-from dra_agent.inventory.model import Device
+from dra_agent.inventory.model import Device, Exclusion
 from dra_agent.topology.model import PciFunction
 
 MAX_IDENTITY_CHARS = 128
@@ -204,18 +204,17 @@ def _address(domain: str, bus: str, device: str, function: str) -> str:
 
 def identities_of(device: Device) -> frozenset[str]:
     """Return the names of a device in other drivers; a partition also has the names of its GPU."""
-    parent = device.attributes.get("parentUUID")
-    names = (device.pci_address, device.identity.get("uuid"), parent.string if parent is not None else None)
-    found = {name.lower() for name in names if name}
+    found = {name.lower() for name in (device.pci_address, *device.uuids)}
     if device.family == "nic":
         kinds = (("net", "ifname"), ("rdma", "rdma"))
         found |= {f"{kind}/{device.identity[key]}" for kind, key in kinds if key in device.identity}
     return frozenset(found)
 
 
-def identities_of_functions(functions: Iterable[PciFunction]) -> frozenset[str]:
-    """Return the names of PCI functions of this host in other drivers, also of those that are not published."""
-    return frozenset(
+def identities_of_host(functions: Iterable[PciFunction], excluded: Iterable[Exclusion]) -> frozenset[str]:
+    """Return the names of the functions of this host in other drivers, also of those that are not published."""
+    uuids = frozenset(uuid.lower() for one in excluded for uuid in one.uuids)
+    return uuids.union(
         identity
         for function in functions
         for identity in (

@@ -94,6 +94,8 @@ class Exclusion(msgspec.Struct, frozen=True, omit_defaults=True):
     pci_address: str | None = None
     """Of a whole function that is not published; of several, that of one of them."""
     hint: str = ""
+    uuids: tuple[str, ...] = ()
+    """Of a device that a rule leaves to others, as `Device.uuids`: another driver may name it by these only."""
 
 
 class Device(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
@@ -153,6 +155,12 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     def __post_init__(self) -> None:
         if not _LABEL.fullmatch(self.name):
             raise ValueError(f"{self.name!r} is not a DNS label")
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """Its UUID, and that of the GPU that it is a partition of, where they are known."""
+        parent = self.attributes.get("parentUUID")
+        return tuple(uuid for uuid in (self.identity.get("uuid"), parent and parent.string) if uuid)
 
     def pool(self, node: str) -> str:
         """Return the name of its pool on a node."""

@@ -129,7 +129,7 @@ class Rules:
             if costs := [cost for rule, cost in self._overhead if rule.matches(self._driver, extended)]:
                 extended = msgspec.structs.replace(extended, overhead=costs[0])
             return RuleResult(extended, problems)
-        return RuleResult(None, problems, (Exclusion(device.name, reason, "rule"),))
+        return RuleResult(None, problems, (Exclusion(device.name, reason, "rule", uuids=device.uuids),))
 
     def _with_attributes(self, device: Device, problems: list[Diagnostic]) -> Device:
         matching = [(rule, values) for rule, values in self._attributes if rule.matches(self._driver, device)]
