@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -192,6 +193,27 @@ def test_routes_lose_their_addresses(tmp_path: Path) -> None:
     again = dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")
     names = [[device["name"] for device in conclusions(one)["devices"]] for one in (host, again)]
     assert names[0] == names[1]
+
+
+def test_an_interface_without_a_utf8_name_is_omitted_and_its_routes_have_no_address(tmp_path: Path) -> None:
+    host = dra_simulate.build("cpu-only", tmp_path / "host")
+    name = next((host.sysfs / "class/net").iterdir()).name
+    strange = os.fsdecode(b"eth\xff")
+    (host.sysfs / "class/net" / strange).symlink_to(f"../../devices/virtual/net/{strange}")
+    (host.sysfs / "class/net" / name / f"upper_{strange}").symlink_to(f"../../{strange}")
+    (host.sysfs / "class/net" / name / "master").symlink_to(f"../../{strange}")
+    (host.proc / "net").mkdir()
+    line = "\t0002A8C0\t0102A8C0\t0003\t0\t0\t100\t00FFFFFF\t0\t0\t0\n"
+    (host.proc / "net/route").write_bytes(os.fsencode(f"Iface\tDestination\n{name}{line}{strange}{line}"))
+    manifest = record(host, tmp_path / "recording")
+    text = (tmp_path / "recording/tree.jsonl").read_text()
+    assert "A8C0" not in text and strange not in text
+    assert b"A8C0".hex() not in text, "nor as bytes"
+    entries = _entries(tmp_path / "recording")
+    assert [line.split("\t")[0] for line in (entries["proc/net/route"].text or "").splitlines()[1:]] == [name]
+    omitted = [one.where for one in manifest.omitted if "UTF-8" in one.reason]
+    assert len(omitted) == 3 and all(where.isprintable() for where in omitted)
+    dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")
 
 
 def _entries(recording: Path) -> dict[str, Entry]:

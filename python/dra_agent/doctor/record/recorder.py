@@ -150,12 +150,14 @@ def _replace_identity(content: _Content, replacements: Replacements) -> None:
 
 
 def _without_identity(entry: Entry, replacements: Replacements) -> Entry:
-    text = entry.text
-    if text is not None and entry.path in _ROUTES:
-        text = "".join(line + "\n" for line in _routes(text))
-    elif text is not None and entry.path in _ROUTES6:
-        text = "".join(line + "\n" for line in _routes6(text))
-    data = replacements.data(bytes.fromhex(entry.data)).hex() if entry.data is not None else None
+    text, data = entry.text, entry.data
+    if entry.path in (*_ROUTES, *_ROUTES6):
+        routes = _routes if entry.path in _ROUTES else _routes6
+        # A name of an interface that is not UTF-8 makes all of the file bytes; its lines are dropped, as it is.
+        lines = entry.content.decode(errors="replace").splitlines()
+        text, data = "".join(f"{line}\n" for line in routes(lines) if "\ufffd" not in line), None
+    if data is not None:
+        data = replacements.data(bytes.fromhex(data)).hex()
     return msgspec.structs.replace(
         entry,
         path=replacements.text(entry.path),
@@ -165,12 +167,11 @@ def _without_identity(entry: Entry, replacements: Replacements) -> Entry:
     )
 
 
-def _routes(text: str) -> Iterable[str]:
+def _routes(lines: list[str]) -> Iterable[str]:
     """Keep routes without their addresses: Iface Destination Gateway Flags ... Mask ..., numbers in hexadecimal.
 
     Which kind of route an interface carries decides whether the host uses it: default, with a gateway, on the link.
     """
-    lines = text.splitlines()
     yield from lines[:1]
     for line in lines[1:]:
         fields = line.split("\t")
@@ -182,9 +183,9 @@ def _routes(text: str) -> Iterable[str]:
         yield "\t".join([fields[0], f"{other:08X}", "00000000", *fields[3:]])
 
 
-def _routes6(text: str) -> Iterable[str]:
+def _routes6(lines: list[str]) -> Iterable[str]:
     """Keep routes without their addresses: destination, length, source, length, next hop, ..., flags, interface."""
-    for line in text.splitlines():
+    for line in lines:
         fields = line.split()
         try:
             destination, prefix = bytes.fromhex(fields[0]).rjust(16, b"\0"), int(fields[1], 16)

@@ -19,6 +19,7 @@ from dra_agent.doctor.record.vendor import vendor_recordings
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import neuron
+from dra_agent.printable import printable
 from dra_agent.recording import (
     MAX_CONTENT_BYTES,
     MAX_DEPTH,
@@ -151,7 +152,8 @@ class TreeReader:
         if folder not in self._names:
             self._deadline.check("/" + folder)
             try:
-                self._names[folder] = sorted(os.listdir(self._real(folder)))  # noqa: PTH208 - names only
+                names = sorted(os.listdir(self._real(folder)))  # noqa: PTH208 - names only
+                self._names[folder] = [name for name in names if self._is_text(f"{folder}/{name}", name)]
             except OSError as error:
                 self._omit(folder, error)
                 self._names[folder] = []
@@ -177,6 +179,8 @@ class TreeReader:
             target = os.readlink(self._real(path))  # noqa: PTH115 - a text
         except OSError as error:
             self._omit(path, error)
+            return None
+        if not self._is_text(path, target):
             return None
         if not is_inside(path, target):
             self.omitted.append(Omission("/" + path, "the link leaves the tree"))
@@ -287,6 +291,15 @@ class TreeReader:
         if len(self.entries) >= MAX_ENTRIES or self._bytes > MAX_FILE_BYTES // 4:
             raise RetryableError("the tree is larger than a recording may be", where="/" + entry.path)
         self.entries[entry.path] = entry
+
+    def _is_text(self, path: str, name: str) -> bool:
+        """Return False, and note the path, if a name is not UTF-8: that of an interface may have any bytes."""
+        if not any("\udc80" <= character <= "\udcff" for character in name):
+            return True
+        omission = Omission(f"/{printable(path, line=True)}", "a name in it is not UTF-8")
+        if omission not in self.omitted:  # several patterns lead to one link
+            self.omitted.append(omission)
+        return False
 
     def _omit(self, path: str, error: OSError) -> None:
         if error.errno not in _ABSENT and len(self.omitted) < MAX_ENTRIES // 100:
