@@ -11,6 +11,7 @@ import pytest
 from claimable.hosts import RandomHost, catalog, random_host, smallest
 from claimable.properties import divided, taken_from_host, unexplained, useless, without_nodes
 from dra_agent.claimable.network_view import NetworkView
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.settings import InventorySettings

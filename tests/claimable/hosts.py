@@ -522,11 +522,11 @@ def _view(network: HostNetwork, hardware: Mapping[str, bool]) -> NetworkView:
         name: InterfaceView(
             name,
             virtual[name].kind if name in virtual else None,
-            IFF_UP if _is_on(name, hardware, virtual) else 0,
             masters.get(name),
             stack.uppers(name, masters.get(name)),
             stack.lower(name),
             tuple(one.address for one in network.addresses if one.interface == name),
+            unknown=None,
             **routes.of(name),
         )
         for name in (*hardware, *virtual)

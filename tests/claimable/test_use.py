@@ -39,7 +39,6 @@ def below(first: Interface, *more: Interface) -> list[Interface]:
 CASES: Mapping[str, tuple[list[Interface], str | None, str]] = {
     # Nothing on it.
     "idle": ([eno1()], None, ""),
-    "idle and up": ([eno1(flags=0x1043)], None, ""),
     "a bond's lower that is not this one": ([eno1(), upper("bond0", "bond", lower=("eno2",))], None, ""),
     "another interface has the default route": ([eno1(), upper("eno2", default_route=DEFAULT)], None, ""),
     "on top of others": ([eno1(lower=("eno2",)), upper("eno2", uppers=("eno1",), default_route=DEFAULT)], None, ""),

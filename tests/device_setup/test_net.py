@@ -16,6 +16,7 @@ import pytest
 
 from deadlines import a_minute
 from dra_agent.claim import ClaimDevice
+from dra_agent.device_setup import rtnetlink
 from dra_agent.device_setup.link import raw, shown, text
 from dra_agent.device_setup.net import NicConfig, NicSetup
 from dra_agent.device_setup.net import setup as net
@@ -238,7 +239,7 @@ def test_an_interface_whose_properties_are_not_read_is_not_moved(tree: Tree, mon
     """It could not be compared when it returns."""
     monkeypatch.setattr(net, "is_of_device", lambda name, hardware: True)
     monkeypatch.setattr(Interfaces, "index", lambda self, name: 1)
-    monkeypatch.setattr(net.rtnetlink, "query", lambda request: net.rtnetlink.NetResult("away"))
+    monkeypatch.setattr(rtnetlink, "query", lambda request: rtnetlink.NetResult("away"))
     agent = tree.agent()
     with pytest.raises(RetryableError, match="^device nic-0: ens1 was replaced while it was read; the agent retries$"):
         agent.set_up("a", given(nic()), want(name="net1"), None, a_minute())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.inventory.model import Diagnostic
+from dra_agent.diagnostic import Diagnostic
 from dra_agent.inventory.sysfs import SysfsDir
 
 

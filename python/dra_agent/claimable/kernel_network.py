@@ -64,7 +64,6 @@ class _Link(NamedTuple):
     number: int
     name: str
     kind: str | None
-    flags: int
     master: int
     below: int
     """0: none in this network namespace."""
@@ -122,7 +121,6 @@ def _view(
         interfaces[link.name] = Interface(
             link.name,
             link.kind,
-            link.flags,
             master,
             stack.uppers(link.name, master),
             stack.lower(link.name),
@@ -134,14 +132,14 @@ def _view(
 
 
 def _link(message: bytes) -> _Link:
-    _, _, index, flags, _ = _LINK.unpack_from(message)
+    _, _, index, _, _ = _LINK.unpack_from(message)
     values = attributes(message, _LINK.size)
     info = attributes(values.get(_IFLA_LINKINFO, b""), 0).get(_IFLA_INFO_KIND)
     kind = None if info is None else _text(info)
     # Across network namespaces the index is one of the other namespace.
     is_here = _IFLA_LINK_NETNSID not in values and kind not in _PEERS
     below = _number(values.get(_IFLA_LINK)) if is_here else 0
-    return _Link(index, _text(values.get(_IFLA_IFNAME, b"")), kind, flags, _number(values.get(_IFLA_MASTER)), below)
+    return _Link(index, _text(values.get(_IFLA_IFNAME, b"")), kind, _number(values.get(_IFLA_MASTER)), below)
 
 
 def _address(message: bytes) -> Address | None:

@@ -47,7 +47,6 @@ def read(sysfs: Path, tables: Path, deadline: float, max_routes: int) -> Network
         interfaces[name] = Interface(
             name,
             links.kind(name),
-            links.flags(name),
             master,
             links.stack.uppers(name, master),
             links.stack.lower(name),
@@ -88,7 +87,7 @@ class _Files:
         self._deadline = deadline
         self.problems: list[Diagnostic] = []
 
-    def names(self, folder: Path) -> list[str]:
+    def names(self, folder: Path | str) -> list[str]:
         self._check()
         try:
             return sorted(os.listdir(folder))  # noqa: PTH208 - a name, not a Path, per entry
@@ -135,7 +134,7 @@ class _Files:
         except OSError as error:
             self._report(path, error)
 
-    def _report(self, path: Path, error: OSError) -> None:
+    def _report(self, path: Path | str, error: OSError) -> None:
         # A read of sysfs returns EINVAL for an attribute that the interface does not have.
         if error.errno not in _NOT_HERE:
             is_denied = error.errno in (errno.EACCES, errno.EPERM)
@@ -153,7 +152,7 @@ class _Links:
     def __init__(self, files: _Files, class_net: Path) -> None:
         self._files = files
         self._class_net = class_net
-        self._entries = {name: frozenset(files.names(class_net / name)) for name in files.names(class_net)}
+        self._entries = {name: frozenset(files.names(f"{class_net}/{name}")) for name in files.names(class_net)}
         # A file, such as bonding_masters, is not an interface.
         self.names = {name for name, entries in self._entries.items() if entries or _is_folder(class_net / name)}
         self.stack = Stack()
@@ -185,15 +184,6 @@ class _Links:
             return None
         lines = self._files.text(self._class_net / name / "uevent").splitlines()
         return next((line.removeprefix("DEVTYPE=") for line in lines if line.startswith("DEVTYPE=")), None)
-
-    def flags(self, name: str) -> int:
-        """Return the flags of an interface; 0 if they are not known."""
-        entries = self._entries.get(name, frozenset())
-        text = self._files.text(self._class_net / name / "flags") if "flags" in entries else "0"
-        try:
-            return int(text, 16)
-        except ValueError:
-            return 0
 
 
 class _RouteTables:

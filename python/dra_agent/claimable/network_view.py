@@ -42,8 +42,6 @@ class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bytes that are not UTF-8 are surrogates (os.fsdecode)."""
     kind: str | None = None
     """The kind of a virtual interface: "bond", "vlan", "vrf"; None for hardware."""
-    flags: int = 0
-    """IFF_UP and others (linux/if.h); sysfs has only those that are configured."""
     master: str | None = None
     """The bond, bridge, team or VRF that it is a port of."""
     uppers: tuple[str, ...] = ()

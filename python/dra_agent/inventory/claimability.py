@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Sequence, Set
+from collections.abc import Collection, Container, Iterable, Sequence, Set
 
 import msgspec
 
