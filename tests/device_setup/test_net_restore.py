@@ -299,6 +299,20 @@ def test_settings_of_the_driver_come_back(the_nic: Nic, pod: int) -> None:
     assert read() == before
 
 
+def test_a_nic_with_a_sysctl_setting_that_cannot_be_restored_keeps_its_claim(the_nic: Nic, pod: int) -> None:
+    outcome = moved(the_nic, pod)
+    note = the_nic.note()
+    note["link"]["sysctls"]["ipv4/conf/of_the_host"] = "1"
+    (the_nic.root / "state/net/nic-0.json").write_text(json.dumps(note))
+    the_nic.come_back(pod)
+    agent = the_nic.new_agent()
+    message = rf"{the_nic.name} differs from before the claim: ipv4/conf/of_the_host is missing, it was 1: No such file"
+    for _ in range(2):
+        with pytest.raises(RetryableError, match=message):
+            agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert agent.noted("a") == ["nic-0"]
+
+
 def test_a_nic_with_a_property_that_cannot_be_restored_keeps_its_claim(the_nic: Nic, pod: int) -> None:
     ip("link", "property", "add", "dev", the_nic.name, "altname", f"{the_nic.name}alt")
     outcome = moved(the_nic, pod)

@@ -84,7 +84,8 @@ def restore_sysctls(name: str, before: dict[str, str]) -> tuple[list[str], list[
             continue
         why = _write(path, value)
         if _text(path) != value:
-            differing.append(f"{setting} {now} instead of {value}" + (f": {why}" if why else ""))
+            is_now = "is missing, it was" if now is None else f"{now} instead of"
+            differing.append(f"{setting} {is_now} {value}" + (f": {why}" if why else ""))
         else:
             changed.append(f"{setting} restored to {value}")
     return changed, differing

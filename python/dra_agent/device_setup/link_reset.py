@@ -33,7 +33,6 @@ class LinkReset:
         self._before = before
         self.changed: list[str] = []
         self.differing: list[str] = []
-        self.doubts: list[str] = []
 
     def remove_programs(self, found: Any) -> str:
         """Remove programs that the host did not attach; return the reason if one remains, otherwise ""."""
@@ -48,7 +47,8 @@ class LinkReset:
             self.changed.append(f"XDP program {program} removed")
         programs = bpf.tcx_programs(self._index)
         if programs is None or (programs and self._before.tcx is None):
-            self.doubts.append("a tcx program of a pod may remain: bpf(2) is not permitted, or was not at prepare")
+            why = "bpf(2) is not permitted" if programs is None else "those of the host were not recorded"
+            self.differing.append(f"a tcx program of a pod may remain: {why}")
             return ""
         for program in programs:
             if program in (self._before.tcx or ()):

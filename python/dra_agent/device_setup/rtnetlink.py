@@ -124,9 +124,7 @@ class NetResult(msgspec.Struct, frozen=True, omit_defaults=True):
     changed: tuple[str, ...] = ()
     """Properties that were changed, as text."""
     differing: tuple[str, ...] = ()
-    """Properties that could not be restored, and why."""
-    doubts: tuple[str, ...] = ()
-    """Properties that are unknown."""
+    """Properties that could not be restored, or cannot be compared, and why."""
     link: Link | None = None
     mtu_range: tuple[int, int] | None = None
     """Minimum and maximum bytes that the driver accepts; a maximum of 0 is unknown."""
@@ -192,7 +190,6 @@ def restore(request: RestoreRequest) -> NetResult:
     """Process the request in the host's network namespace."""
     changed: list[str] = []
     differing: list[str] = []
-    doubts: list[str] = []
     with netlink.connect() as host:
         found = _at(host, request.interface)
         if found is None:
@@ -210,18 +207,16 @@ def restore(request: RestoreRequest) -> NetResult:
 
                 parts.append(steering.restore(index, link.steering))
             parts.append(link_files.restore(folder, link.files))
+            parts.append(link_files.restore_sysctls(request.name, link.sysctls))
             for done, left in parts:
                 changed += done
                 differing += left
-            done, left = link_files.restore_sysctls(request.name, link.sysctls)
-            changed += done
-            doubts += left
         for address in request.addresses:
             if why := _add_address(host, index, address):
-                return NetResult("there", why, tuple(changed), tuple(differing), tuple(doubts))
+                return NetResult("there", why, tuple(changed), tuple(differing))
         if link is not None and "IFLA_LINKMODE" in link.numbers:
             _leave_held_state(host, request.interface)
-    return NetResult("there", "", tuple(changed), tuple(differing), tuple(doubts))
+    return NetResult("there", "", tuple(changed), tuple(differing))
 
 
 def describe(request: Describe) -> NetResult:
@@ -269,7 +264,7 @@ def reset(request: Reset) -> NetResult:
         refused = (
             refused or link.rename(found, request.name) or link.set_mtu_and_state(found, request.mtu, up=request.up)
         )
-        return NetResult("there", refused, tuple(link.changed), tuple(link.differing), tuple(link.doubts))
+        return NetResult("there", refused, tuple(link.changed), tuple(link.differing))
 
 
 def _finish(inside: IPRoute, index: int, request: MoveRequest) -> str:

@@ -260,11 +260,9 @@ class NicSetup:
 
     def _changed(self, device: str, original: OriginalInterface, done: rtnetlink.NetResult) -> tuple[str, ...]:
         """Log the result, and return what differs; RetryableError if a step was rejected."""
-        extra = {"device": device, "interface": original.ifname}
         if done.changed:
-            log.info("interface restored", extra={**extra, "changed": "; ".join(done.changed)})
-        if done.doubts:
-            log.warning("interface may not be fully restored", extra={**extra, "reason": "; ".join(done.doubts)})
+            extra = {"device": device, "interface": original.ifname, "changed": "; ".join(done.changed)}
+            log.info("interface restored", extra=extra)
         if done.refused:
             raise RetryableError(
                 f"{original.ifname}: {done.refused}", where=f"device {device}", hint="repair it; the agent retries"
