@@ -39,7 +39,7 @@ spec:
         parameters:
           apiVersion: dra-agent.internal/v1
           kind: NicConfig
-          interface: {name: net1}
+          interface: {name: net1, addresses: [192.0.2.7/24]}
 """
 
 
@@ -64,7 +64,6 @@ def prepared_claim(
     try:
         for name in (interface_name, "dra-killed"):
             ip("link", "set", name, "up")
-        ip("address", "add", "192.0.2.7/24", "dev", interface_name)
         file = tmp_path / "claim.yaml"
         file.write_text(CLAIM)
         for path in (EXAMPLES / "classes/nics.yaml", file):
