@@ -33,6 +33,9 @@ def build(root: Path, functions: int, wanted: int) -> Built:
         _write(sys / f"devices/system/node/node{node}/meminfo", f"Node {node} MemTotal:       263000000 kB")
         _write(sys / f"devices/system/node/node{node}/distance", "10 21" if node == 0 else "21 10")
         _write(sys / f"devices/system/cpu/cpu{32 * node}/topology/physical_package_id", str(node))
+    _write(sys / "devices/virtual/net/lo/mtu", "65536")
+    (sys / "class/net").mkdir(parents=True)
+    (sys / "class/net/lo").symlink_to("../../devices/virtual/net/lo")
     made, groups = 0, 0
     places: list[str] = []
     while len(places) < wanted:

@@ -85,6 +85,29 @@ def test_masters_and_upper_devices_are_found_by_any_of_their_links(host: Host, w
     assert (bond.kind, bond.lower, bond.uppers) == ("bond", ("eno1",), ("vlan7",))
 
 
+def test_of_hardware_the_links_of_the_other_end_are_enough(host: Host, write: Write) -> None:
+    """The kernel makes one at both ends. Hardware can be a port of hardware, as Azure's virtual functions are."""
+    net, virtual = host.sysfs / "class/net", host.sysfs / "devices/virtual/net"
+    for name in ("lo", "bond0", "eno1.7"):
+        write(f"sys/devices/virtual/net/{name}/mtu", "1500")
+        (net / name).symlink_to(f"../../devices/virtual/net/{name}")
+    for name in ("eno1", "eno2", "eth0", "enP1s0"):
+        write(f"sys/devices/{name}/net/{name}/mtu", "1500")
+        (net / name).symlink_to(f"../../devices/{name}/net/{name}")
+    write("sys/class/net/bonding_masters", "bond0")
+    (virtual / "eno1.7/lower_eno1").symlink_to("../../../eno1/net/eno1")
+    (virtual / "bond0/lower_eno2").symlink_to("../../../eno2/net/eno2")
+    (net / "enP1s0/master").symlink_to("../../../eth0/net/eth0")
+    view = read(host)
+    assert view.problems == () and set(view.interfaces) == {"lo", "bond0", "eno1.7", "eno1", "eno2", "eth0", "enP1s0"}
+    uses = {name: use.reason for name in view.interfaces if (use := host_use(view, name))}
+    assert uses == {
+        "eno1": "eno1 is the lower device of the interface eno1.7",
+        "eno2": "eno2 is the lower device of the interface bond0",
+        "enP1s0": "enP1s0 is a port of eth0",
+    }
+
+
 @pytest.mark.parametrize(
     ("line", "code", "reason"),
     [

@@ -7,6 +7,7 @@ kernel's `struct pci_driver`, which are often not the names of modules.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from dra_agent.topology.model import DeviceKind
@@ -97,6 +98,7 @@ CONSOLE_VENDORS = frozenset({"0x1af4", "0x15ad"})
 """virtio-gpu and VMware's: their drivers make a render node with and without a GPU behind it."""
 
 
+@lru_cache(256)
 def driver_facts(driver: str, kind: DeviceKind) -> DriverFacts | None:
     """Return what a driver means for a function of this kind; None if it is judged by what it made."""
     if _PASSES_THROUGH.fullmatch(driver):

@@ -26,6 +26,8 @@ _ANYCAST, _LOCAL = 0x100000, 0x80000000
 """RTF_ANYCAST, RTF_LOCAL (linux/ipv6_route.h)."""
 _NARROW_SCOPES = 0x10 | 0x20
 """IPV6_ADDR_LOOPBACK and IPV6_ADDR_LINKLOCAL (net/ipv6.h)."""
+_NO_INTERFACES = frozenset({"bonding_masters"})
+"""Files of /sys/class/net."""
 _MAX_SMALL_FILE_BYTES = 4096
 _IPV4_BITS = 32
 _IPV6_BYTES = 16
@@ -38,7 +40,7 @@ def read(sysfs: Path, tables: Path, deadline: float, max_routes: int) -> Network
     `deadline`: in seconds of `time.monotonic()`. The view is incomplete if a file cannot be read, or has more routes.
     """
     files = _Files(deadline)
-    links = _Links(files, sysfs / "class/net")
+    links = _Links(files, sysfs)
     routes = _RouteTables(files, tables, max_routes)
     addresses = routes.addresses()
     interfaces = {}
@@ -50,7 +52,7 @@ def read(sysfs: Path, tables: Path, deadline: float, max_routes: int) -> Network
             master,
             links.stack.uppers(name, master),
             links.stack.lower(name),
-            tuple(sorted(addresses.get(name, ()))),
+            tuple(sorted(addresses[name])) if name in addresses else (),
             unknown=None,
             **routes.of(name),
         )
@@ -95,13 +97,13 @@ class _Files:
             self._report(folder, error)
             return []
 
-    def target(self, link: Path) -> str | None:
+    def target(self, link: str) -> str | None:
         """Return the last component of a link's target."""
         try:
             return Path(os.readlink(link)).name or None  # noqa: PTH115
         except OSError as error:
             if error.errno == errno.EINVAL:
-                self.problems.append(Diagnostic(str(link), "is not a link"))
+                self.problems.append(Diagnostic(link, "is not a link"))
             else:
                 self._report(link, error)
             return None
@@ -149,23 +151,38 @@ class _Files:
 class _Links:
     """The interfaces of a /sys/class/net, and which is on top of which."""
 
-    def __init__(self, files: _Files, class_net: Path) -> None:
+    def __init__(self, files: _Files, sysfs: Path) -> None:
         self._files = files
-        self._class_net = class_net
-        self._entries = {name: frozenset(files.names(f"{class_net}/{name}")) for name in files.names(class_net)}
-        # A file, such as bonding_masters, is not an interface.
-        self.names = {name for name, entries in self._entries.items() if entries or _is_folder(class_net / name)}
+        self._class_net = class_net = sysfs / "class/net"
+        self._entries: dict[str, frozenset[str]] = {}
+        self.names: set[str] = set()
         self.stack = Stack()
         self.masters: dict[str, str] = {}
-        for name in self.names:
-            for entry in self._entries[name]:
+        present = files.names(class_net)
+        # Read later, so that none that is made meanwhile seems to be hardware; the loopback interface is always there.
+        virtual = frozenset(files.names(sysfs / "devices/virtual/net"))
+        for name in present:
+            if virtual and name not in virtual and name not in _NO_INTERFACES:
+                # Each relation has a link at both of its ends. Only a master can be hardware, too (hv_netvsc).
+                self._add_master(name)
+                self.names.add(name)
+                continue
+            self._entries[name] = entries = frozenset(files.names(f"{class_net}/{name}"))
+            # A file is not an interface.
+            if entries or _is_folder(class_net / name):
+                self.names.add(name)
+            for entry in entries:
                 if entry.startswith("upper_"):
                     self.stack.add(entry.removeprefix("upper_"), name)
                 elif entry.startswith("lower_"):
                     self.stack.add(name, entry.removeprefix("lower_"))
-            if "master" in self._entries[name] and (master := files.target(class_net / name / "master")):
-                self.masters[name] = master
-                self.stack.add(master, name)
+            if "master" in entries:
+                self._add_master(name)
+
+    def _add_master(self, name: str) -> None:
+        if master := self._files.target(f"{self._class_net}/{name}/master"):
+            self.masters[name] = master
+            self.stack.add(master, name)
 
     def owner(self, path: str) -> str | None:
         """Return the interface that a file belongs to; None if it is about all of them."""
@@ -176,7 +193,9 @@ class _Links:
 
     def kind(self, name: str) -> str | None:
         """Return the kind of a virtual interface, as far as sysfs shows it."""
-        entries = self._entries.get(name, frozenset())
+        entries = self._entries.get(name)
+        if entries is None:
+            return None
         for entry, kind in (("bonding", "bond"), ("bridge", "bridge")):
             if entry in entries:
                 return kind

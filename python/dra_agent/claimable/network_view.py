@@ -90,11 +90,13 @@ class Stack:
 
     def uppers(self, name: str, master: str | None) -> tuple[str, ...]:
         """Return the interfaces on top of one, without its master."""
-        return tuple(sorted(self._uppers.get(name, set()) - {master}))
+        found = self._uppers.get(name)
+        return tuple(sorted(found - {master})) if found else ()
 
     def lower(self, name: str) -> tuple[str, ...]:
         """Return the interfaces below one."""
-        return tuple(sorted(self._lower.get(name, ())))
+        found = self._lower.get(name)
+        return tuple(sorted(found)) if found else ()
 
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -105,7 +107,8 @@ class Routes(Generic[_Key]):
     """Chooses the routes of each interface that a view has; interfaces have names or numbers."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[_Key, str], tuple[_Rank, int | None]] = {}
+        self._kept: dict[_Key, dict[str, tuple[_Rank, int | None]]] = {}
+        """By interface, and by the field of `Interface`."""
 
     def add(self, interface: _Key, destination: bytes, prefix: int, gateway: bytes | None, table: int | None) -> None:
         """Add a route through an interface to other hosts; addresses are in network order."""
@@ -118,27 +121,29 @@ class Routes(Generic[_Key]):
         # Independent of the kernel's order; IPv4 is first.
         number = MAIN_TABLE if table is None else table
         rank = number != MAIN_TABLE, number, len(destination), destination, prefix, gateway or b""
-        kept = self._kept.get((interface, kind))
-        if kept is None or rank < kept[0]:
-            self._kept[interface, kind] = rank, table
+        self._keep(interface, kind, rank, table)
 
     def merge(self, other: Routes[_Key]) -> None:
         """Add the routes of another one."""
-        for key, (rank, table) in other._kept.items():
-            kept = self._kept.get(key)
-            if kept is None or rank < kept[0]:
-                self._kept[key] = rank, table
+        for interface, routes in other._kept.items():
+            for kind, (rank, table) in routes.items():
+                self._keep(interface, kind, rank, table)
+
+    def _keep(self, interface: _Key, kind: str, rank: _Rank, table: int | None) -> None:
+        routes = self._kept.setdefault(interface, {})
+        kept = routes.get(kind)
+        if kept is None or rank < kept[0]:
+            routes[kind] = rank, table
 
     def of(self, interface: _Key) -> dict[str, Route]:
         """Return the routes of an interface by the field of `Interface`; ValueError if an address is damaged."""
-        found: dict[str, Route] = {}
-        for kind in ("default_route", "gateway_route", "connected_route"):
-            kept = self._kept.get((interface, kind))
-            if kept is not None:
-                (_, _, _, destination, prefix, gateway), table = kept
-                to = str(ipaddress.ip_network((destination, prefix), strict=False)) if prefix else "default"
-                found[kind] = Route(to, str(ipaddress.ip_address(gateway)) if gateway else None, table)
-        return found
+        return {kind: _route(*kept) for kind, kept in self._kept.get(interface, {}).items()}
+
+
+def _route(rank: _Rank, table: int | None) -> Route:
+    _, _, _, destination, prefix, gateway = rank
+    to = str(ipaddress.ip_network((destination, prefix), strict=False)) if prefix else "default"
+    return Route(to, str(ipaddress.ip_address(gateway)) if gateway else None, table)
 
 
 def _is_multicast(destination: bytes, prefix: int) -> bool:
