@@ -115,7 +115,7 @@ class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     displays: tuple[str, ...] = ()
     """CEL; a console of a virtual machine that has a render node can be claimed if one of them is true."""
     host_uplink: Literal["exclude", "include"] = "exclude"
-    """include: host_interfaces with `true`, for NICs that the host uses."""
+    """include: the same as `true` in `host_interfaces`, which replaces this key."""
     nvml_timeout: float = 5.0
     """Seconds that one call of NVIDIA's library may take.
 
