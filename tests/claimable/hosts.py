@@ -524,7 +524,6 @@ def _view(network: HostNetwork, hardware: Mapping[str, bool]) -> NetworkView:
             virtual[name].kind if name in virtual else None,
             masters.get(name),
             stack.uppers(name, masters.get(name)),
-            stack.lower(name),
             tuple(one.address for one in network.addresses if one.interface == name),
             unknown=None,
             **routes.of(name),

@@ -39,9 +39,9 @@ def below(first: Interface, *more: Interface) -> list[Interface]:
 CASES: Mapping[str, tuple[list[Interface], str | None, str]] = {
     # Nothing on it.
     "idle": ([eno1()], None, ""),
-    "a bond's lower that is not this one": ([eno1(), upper("bond0", "bond", lower=("eno2",))], None, ""),
+    "a bond's lower that is not this one": ([eno1(), upper("bond0", "bond"), upper("eno2", master="bond0")], None, ""),
     "another interface has the default route": ([eno1(), upper("eno2", default_route=DEFAULT)], None, ""),
-    "on top of others": ([eno1(lower=("eno2",)), upper("eno2", uppers=("eno1",), default_route=DEFAULT)], None, ""),
+    "on top of others": ([eno1(), upper("eno2", uppers=("eno1",), default_route=DEFAULT)], None, ""),
     "not in the namespace": ([upper("eno2", default_route=DEFAULT)], None, ""),
     # Routes.
     "default route": ([eno1(default_route=DEFAULT)], INTERFACE, "eno1 carries the default route via 10.0.0.1"),

@@ -123,7 +123,6 @@ def _view(
             link.kind,
             master,
             stack.uppers(link.name, master),
-            stack.lower(link.name),
             tuple(sorted(addresses.get(link.number, ()))),
             unknown=None,
             **routes.of(link.number),

@@ -51,7 +51,6 @@ def read(sysfs: Path, tables: Path, deadline: float, max_routes: int) -> Network
             links.kind(name),
             master,
             links.stack.uppers(name, master),
-            links.stack.lower(name),
             tuple(sorted(addresses[name])) if name in addresses else (),
             unknown=None,
             **routes.of(name),

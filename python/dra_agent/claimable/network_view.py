@@ -46,8 +46,6 @@ class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
     """The bond, bridge, team or VRF that it is a port of."""
     uppers: tuple[str, ...] = ()
     """Interfaces of this network namespace on top of it (VLAN, macvlan), without the master."""
-    lower: tuple[str, ...] = ()
-    """Interfaces that carry its packets: a bond's ports, a VLAN's parent."""
     addresses: tuple[str, ...] = ()
     """In CIDR notation, without those of link-local scope."""
     default_route: Route | None = None
@@ -77,26 +75,19 @@ def too_many_routes(limit: int) -> str:
 
 
 class Stack:
-    """Which interface is on top of which; builds the `uppers` and `lower` of interfaces."""
+    """Which interface is on top of which; builds the `uppers` of interfaces."""
 
     def __init__(self) -> None:
         self._uppers: dict[str, set[str]] = {}
-        self._lower: dict[str, set[str]] = {}
 
     def add(self, upper: str, lower: str) -> None:
         """Note that `upper` sends its packets through `lower`."""
         self._uppers.setdefault(lower, set()).add(upper)
-        self._lower.setdefault(upper, set()).add(lower)
 
     def uppers(self, name: str, master: str | None) -> tuple[str, ...]:
         """Return the interfaces on top of one, without its master."""
         found = self._uppers.get(name)
         return tuple(sorted(found - {master})) if found else ()
-
-    def lower(self, name: str) -> tuple[str, ...]:
-        """Return the interfaces below one."""
-        found = self._lower.get(name)
-        return tuple(sorted(found)) if found else ()
 
 
 _Key = TypeVar("_Key", bound=Hashable)
