@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from dra_agent.claimable.codes import Code
-from dra_agent.claimable.drivers import CONSOLE_VENDORS, DriverFacts, driver_facts
+from dra_agent.claimable.drivers import CONSOLE_VENDORS, NEURON_DRIVER, TEGRA_HINT, DriverFacts, driver_facts
 from dra_agent.claimable.use import HostUse
 from dra_agent.topology.model import DeviceKind, PciFunction
 
@@ -20,7 +20,6 @@ _BY_MEANING: dict[str, Code] = {
     "other-platform": "unsupported-platform",
 }
 _NVIDIA, _NVIDIA_DRIVER = "0x10de", "nvidia"
-_NEURON_DRIVER = "neuron-driver"
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -72,7 +71,7 @@ def platform_refusal(gpu: PlatformGpu) -> Refusal:
         "unsupported-platform",
         f"it is the GPU of a Tegra chip ({gpu.board}){driver}, a platform device instead of a PCI function, which this"
         " agent does not support",
-        "run its containers with NVIDIA's container toolkit (nvidia-ctk cdi generate --mode=csv)",
+        TEGRA_HINT,
     )
 
 
@@ -215,8 +214,8 @@ def _has_anything(function: PciFunction, facts: HostFacts) -> bool:
         or function.kfd is not None
         or (drm is not None and (drm.render is not None or drm.card is not None))
         or facts.nodes.get(function.pci_address)
-        # Its nodes have no place in /sys: only the driver itself can tell which one belongs to a function.
-        or function.driver == _NEURON_DRIVER
+        # Only the driver itself can report which node belongs to a function.
+        or function.driver == NEURON_DRIVER
     )
 
 

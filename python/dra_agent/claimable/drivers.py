@@ -32,10 +32,27 @@ class DriverFacts(NamedTuple):
     """The kinds that this is true for; None: all."""
 
 
+NEURON_DRIVER = "neuron-driver"
+"""AWS Neuron; its module is `neuron`, and its nodes have no place in /sys."""
+TEGRA_HINT = "run its containers with NVIDIA's container toolkit (nvidia-ctk cdi generate --mode=csv)"
+
 _GPU = frozenset({DeviceKind.GPU})
 _FPGA = frozenset({DeviceKind.FPGA})
-_NVIDIA = "blacklist it and install NVIDIA's driver"
-_VFIO = "bind it to vfio-pci if containers or virtual machines are to have it"
+_INSTALL_NVIDIA = "blacklist it and install NVIDIA's driver"
+
+# drivers/uio, and DPDK's igb_uio: the program that opens /dev/uioN can reach all memory of the host.
+_UIO = DriverFacts(
+    "user-space",
+    "gives it to programs without the protection of an IOMMU",
+    "bind it to vfio-pci if containers or virtual machines are to have it",
+)
+_XEN = DriverFacts(
+    "reserves",
+    "keeps it for a Xen guest",
+    "give it back to this domain (xen-pciback.hide, xl pci-assignable-remove)",
+)
+_NOVA = DriverFacts("unusable", "drives it, which has no interface for compute", _INSTALL_NVIDIA, _GPU)
+_CARD = DriverFacts("manages", "configures the whole card through it", "claim the card's user function", _FPGA)
 
 _DRIVERS = {
     # drivers/pci/pci-stub.c: it exists to keep other drivers away.
@@ -45,29 +62,20 @@ _DRIVERS = {
         "unbind it, and look for pci-stub.ids on the kernel's command line; bind its driver or vfio-pci",
     ),
     # drivers/xen/xen-pciback: the name in /sys is "pciback".
-    "pciback": DriverFacts(
-        "reserves",
-        "keeps it for a Xen guest",
-        "give it back to this domain (xen-pciback.hide, xl pci-assignable-remove)",
-    ),
-    "xen-pciback": DriverFacts(
-        "reserves",
-        "keeps it for a Xen guest",
-        "give it back to this domain (xen-pciback.hide, xl pci-assignable-remove)",
-    ),
-    # drivers/uio, and DPDK's igb_uio: the program that opens /dev/uioN can reach all memory of the host.
-    "uio_pci_generic": DriverFacts("user-space", "gives it to programs without the protection of an IOMMU", _VFIO),
-    "igb_uio": DriverFacts("user-space", "gives it to programs without the protection of an IOMMU", _VFIO),
-    "nouveau": DriverFacts("unusable", "drives it, which CUDA cannot use", _NVIDIA, _GPU),
+    "pciback": _XEN,
+    "xen-pciback": _XEN,
+    "uio_pci_generic": _UIO,
+    "igb_uio": _UIO,
+    "nouveau": DriverFacts("unusable", "drives it, which CUDA cannot use", _INSTALL_NVIDIA, _GPU),
     # drivers/gpu/nova-core: the module's name is the driver's.
-    "NovaCore": DriverFacts("unusable", "drives it, which has no interface for compute", _NVIDIA, _GPU),
-    "nova_core": DriverFacts("unusable", "drives it, which has no interface for compute", _NVIDIA, _GPU),
-    "nova-core": DriverFacts("unusable", "drives it, which has no interface for compute", _NVIDIA, _GPU),
+    "NovaCore": _NOVA,
+    "nova_core": _NOVA,
+    "nova-core": _NOVA,
     # The GPU of a Thor is a PCI function, with nodes in /dev/nvgpu where NVIDIA's other driver does not have it.
     "nvgpu": DriverFacts(
         "other-platform",
         "makes the nodes of a Tegra chip's GPU, which this agent does not support",
-        "run its containers with NVIDIA's container toolkit (nvidia-ctk cdi generate --mode=csv)",
+        TEGRA_HINT,
         _GPU,
     ),
     "radeon": DriverFacts(
@@ -81,13 +89,9 @@ _DRIVERS = {
         "virtualizes", "divides it for virtual machines", "claim its virtual functions, or load amdgpu instead", _GPU
     ),
     # XRT, src/runtime_src/core/pcie/driver/linux/xocl/mgmtpf: flashing and reset of the whole card.
-    "xclmgmt": DriverFacts("manages", "configures the whole card through it", "claim the card's user function", _FPGA),
-    "xclmgmt_drv": DriverFacts(
-        "manages", "configures the whole card through it", "claim the card's user function", _FPGA
-    ),
-    "amdxdna_mgmt": DriverFacts(
-        "manages", "configures the whole card through it", "claim the card's user function", _FPGA
-    ),
+    "xclmgmt": _CARD,
+    "xclmgmt_drv": _CARD,
+    "amdxdna_mgmt": _CARD,
 }
 
 _PASSES_THROUGH = re.compile(r"vfio-pci|.+[-_]vfio[-_]pci")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from dra_agent.claimable.drivers import NEURON_DRIVER
 from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory import neuron
@@ -37,12 +38,12 @@ class AcceleratorBackend:
 
     def devices(self, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> list[Device]:
         """Describe each accelerator."""
-        of_neuron = [function for function in functions if function.driver == neuron.DRIVER]
+        of_neuron = [function for function in functions if function.driver == NEURON_DRIVER]
         nodes = neuron.nodes_by_address(self._host) if of_neuron else {}
         found = []
         self._withheld = []
         for function in functions:
-            if function.driver != neuron.DRIVER:
+            if function.driver != NEURON_DRIVER:
                 found.append(self._device(function, problems))
             elif name := nodes.get(function.pci_address):
                 found.append(self._neuron(function, name, problems))

@@ -18,8 +18,6 @@ from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.sysfs import SysfsDir
 
-DRIVER = "neuron-driver"
-"""Name of the PCI driver; its module is `neuron`."""
 NEURON_IOCTL_DEVICE_BDF_EXT = 2 << 30 | 8 << 16 | ord("N") << 8 | 106
 """_IOR('N', 106, pointer) on a 64-bit host."""
 
