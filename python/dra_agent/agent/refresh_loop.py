@@ -34,7 +34,7 @@ UNANNOUNCED_INTERVAL_S = 1.0
 _VIRTUAL = "/devices/virtual/"
 _UNRELATED_SUBSYSTEMS = frozenset({"net", "queues", "bdi", "block", "workqueue"})
 """Subsystems whose virtual devices are never claimed. Each pod's interface pair causes about 20 events. Interfaces also
-decide whether a NIC is an uplink, but together with routes, which change without a uevent: the health check finds both.
+decide whether the host uses a NIC, but so do routes, which change without a uevent: the health check finds both.
 """
 
 

@@ -45,7 +45,7 @@ class Claimability:
             Rule(f"host_interfaces[{number}]", rule) for number, rule in enumerate(settings.host_interfaces)
         ]
         self._display_rules = [Rule(f"displays[{number}]", rule) for number, rule in enumerate(settings.displays)]
-        # The older setting allowed every NIC of the host's traffic.
+        # The older key: the same as the rule `true`.
         self._allows_interfaces = settings.host_uplink == "include"
         self._asked: dict[str, Refusal] = {}
         """By PCI address: why a function that is described may not be claimed, of the last call of `claimable`."""
@@ -106,8 +106,8 @@ class Claimability:
             rules = self._display_rules if given.code == "console" else self._interface_rules
             # All rules are evaluated, so that one without a value for any device is detected.
             matched[device.name] = [rule for rule in rules if rule.matches(self._driver, device)]
-            uplink = self._allows_interfaces and given.code != "console"
-            if given.by_rule and (matched[device.name] or uplink):
+            by_older_key = self._allows_interfaces and given.code != "console"
+            if given.by_rule and (matched[device.name] or by_older_key):
                 permitted.add(device.pci_address)
         found = []
         for device in devices:

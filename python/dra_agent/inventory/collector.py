@@ -73,7 +73,7 @@ class Collector:
         """Names of devices that the last collection did not describe again."""
 
     def configure(self, settings: InventorySettings) -> None:
-        """Use other rules, `overhead`, `fabric_file` `host_interfaces` and `displays` from the next collection on.
+        """Use other rules, `overhead`, `fabric_file`, `host_interfaces` and `displays` from the next collection on.
 
         Raises:
             UsageError: A rule can never work; nothing changed.
