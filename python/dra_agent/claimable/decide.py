@@ -31,7 +31,7 @@ class Refusal(msgspec.Struct, frozen=True):
     by_rule: bool = False
     """A rule of the operator may allow it nevertheless."""
     is_shared: bool = False
-    """Claims have it beside the host, for RDMA, and do not change its interface."""
+    """Claims use it alongside the host, for RDMA, and do not change its interface."""
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlatformGpu(msgspec.Struct, frozen=True):
-    """The GPU of a system on a chip that is no PCI function."""
+    """The GPU of a system on a chip that is not a PCI function."""
 
     name: str
     """Of its platform device, "17000000.gpu"; without one, that of the chip's family."""
@@ -125,7 +125,7 @@ def _of_known(function: PciFunction, driver: DriverFacts) -> Refusal | None:
     if function.iommu_group is None:
         return Refusal(
             "no-iommu-group",
-            f"{function.driver} has no IOMMU group for it, so there is no node to give",
+            f"{function.driver} has no IOMMU group for it, so it has no device node",
             "enable the IOMMU (VT-d or AMD-Vi in the firmware, intel_iommu=on on the kernel's command line)",
         )
     return _with_virtual_functions(function, by_rule=function.kind is DeviceKind.NIC)
@@ -178,7 +178,7 @@ def _of_nic(function: PciFunction, facts: HostFacts) -> Refusal | None:
     if (divided := _with_virtual_functions(function, by_rule=True)) is not None:
         return divided
     if (use := uses.get("host-address")) is not None:
-        # RDMA works beside the host's address; without it, nothing is left that a claim could have.
+        # RDMA works alongside the host's address; without it, nothing is left that a claim could have.
         return _used(use, is_shared=bool(function.infiniband))
     return None
 

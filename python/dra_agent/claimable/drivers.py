@@ -15,7 +15,7 @@ from dra_agent.topology.model import DeviceKind
 Meaning = Literal["passes-through", "reserves", "user-space", "unusable", "manages", "virtualizes", "other-platform"]
 """passes-through: it gives the whole function to a virtual machine or a driver in user space, through VFIO.
 
-reserves: it holds the function for something else. user-space: it gives it to a program of the host, without an IOMMU.
+reserves: it holds the function for something else. user-space: a process of the host drives it, without an IOMMU.
 unusable: it drives the device, but not for what claims ask of it. manages: it configures or flashes the card.
 virtualizes: it divides the device for virtual machines. other-platform: it drives a device of a system on a chip.
 """
@@ -40,16 +40,16 @@ _GPU = frozenset({DeviceKind.GPU})
 _FPGA = frozenset({DeviceKind.FPGA})
 _INSTALL_NVIDIA = "blacklist it and install NVIDIA's driver"
 
-# drivers/uio, and DPDK's igb_uio: the program that opens /dev/uioN can reach all memory of the host.
+# drivers/uio, and DPDK's igb_uio: a process that opens /dev/uioN can reach all memory of the host.
 _UIO = DriverFacts(
     "user-space",
-    "gives it to programs without the protection of an IOMMU",
+    "lets processes of the host access it without the protection of an IOMMU",
     "bind it to vfio-pci if containers or virtual machines are to have it",
 )
 _XEN = DriverFacts(
     "reserves",
     "keeps it for a Xen guest",
-    "give it back to this domain (xen-pciback.hide, xl pci-assignable-remove)",
+    "return it to this domain (xen-pciback.hide, xl pci-assignable-remove)",
 )
 _NOVA = DriverFacts("unusable", "drives it, which has no interface for compute", _INSTALL_NVIDIA, _GPU)
 _CARD = DriverFacts("manages", "configures the whole card through it", "claim the card's user function", _FPGA)

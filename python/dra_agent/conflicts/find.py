@@ -112,7 +112,7 @@ def find_conflicts(
 ) -> DeviceConflicts:
     """Return which of this agent's devices other drivers advertise too, or may advertise.
 
-    `host` has the identities of all PCI functions of this host, also of those that are no devices of this agent.
+    `host` has the identities of all PCI functions of this host, also of those that are not devices of this agent.
     A driver that lists the very device is named before a driver that may have it, and that before a plugin that covers
     all of a kind.
     """

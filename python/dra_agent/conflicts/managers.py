@@ -200,7 +200,7 @@ _ALL_COMPUTE = Coverage(("gpu", "accelerator"))
 _UNNAMED_COMPUTE = Coverage(("gpu", "accelerator"), only=_has_unlisted_vendor)
 
 RESOURCE_NAMES = (
-    # Names that allocate nothing: for monitoring, of addresses, and amounts that a scheduler counts beside the device.
+    # Names that allocate nothing: for monitoring, of addresses, and amounts that a scheduler counts next to the device.
     _resource(r"gpu\.intel\.com/([^/]+_)?monitoring"),
     _resource(r"device\.gpustack\.ai/[^/]+\.visibility"),
     _resource(r"networking\.gke\.io\.networks/[^/]+\.IP"),

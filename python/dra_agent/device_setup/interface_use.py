@@ -23,7 +23,7 @@ def may_have_address(device: Device) -> bool:
 
 
 def refuse_published_use(device: Device, field: str = "", where: str | None = None) -> None:
-    """Raise PermanentError if the device is published together with a use by the host, beside which claims have it."""
+    """Raise PermanentError if the device is published although the host uses its interface."""
     if use := device.identity.get("host_use"):
         raise PermanentError(f"{field}{use}, so a claim cannot change it", where=where, hint="request another device")
 

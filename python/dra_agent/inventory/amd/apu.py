@@ -1,4 +1,4 @@
-"""Tells APUs, whose GPU uses the host's memory, from graphics cards, by what amdgpu and KFD report.
+"""Distinguishes APUs, whose GPU uses the host's memory, from graphics cards, by what amdgpu and KFD report.
 
 The driver's own mark (AMD_IS_APU) is in no file of sysfs. KFD's instruction set follows from the same IP version
 (amdgpu_discovery_set_ip_blocks, kgd2kfd_probe), so it decides, except for gfx942, which MI300A and MI300X share.
