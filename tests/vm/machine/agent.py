@@ -1,0 +1,143 @@
+"""This checkout in a guest whose root is that of this host: `dra-agent` commands, and an agent without Kubernetes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from eventually import eventually
+from vm.machine.guest import Guest
+
+PROGRAMS = "/run/programs"
+"""The directory of the program `dra-agent`."""
+IMPORT_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 60.0
+PHASE_TIMEOUT_S = 30.0
+COMMANDS = Path(__file__).resolve().parents[1] / "guest/preloaded_commands.py"
+CONFIG = """\
+standalone = true
+node_name = "guest"
+log_format = "json"
+state_dir = "/var/lib/dra-agent"
+run_dir = "/run/dra-agent"
+cdi_dir = "/run/cdi"
+"""
+
+CLAIM = """\
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: any}
+spec: {selectors: [{cel: {expression: 'device.driver == "dra-agent.internal"'}}]}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: NAME}
+spec:
+  devices:
+    requests:
+    - name: device
+      exactly:
+        deviceClassName: any
+        selectors: [{cel: {expression: 'EXPRESSION'}}]
+"""
+
+_T = TypeVar("_T")
+
+
+def claim(name: str, expression: str, config: str = "") -> str:
+    """Return a claim for one device in YAML, with its class."""
+    text = CLAIM.replace("NAME", name).replace("EXPRESSION", expression)
+    if config:
+        text += f"    config: [{{opaque: {{driver: dra-agent.internal, parameters: {config}}}}}]\n"
+    return text
+
+
+def at_address(address: str) -> str:
+    """Return the CEL expression that selects the device at a PCI address."""
+    return f'device.attributes["resource.kubernetes.io"].pciBusID == "{address}"'
+
+
+class Commands:
+    """`dra-agent` commands in the guest."""
+
+    def __init__(self, guest: Guest) -> None:
+        self.guest = guest
+        guest.run(f"setsid {sys.executable} {COMMANDS} {PROGRAMS} > /run/preloaded.log 2>&1 &")
+        ready = f"until test -e {PROGRAMS}; do sleep 0.2; done"
+        guest.run(ready, within_s=IMPORT_TIMEOUT_S)
+
+    def run(self, arguments: str, *, check: bool = True) -> str:
+        """Run a command of dra-agent and return its output."""
+        return self.guest.run(f"{PROGRAMS}/dra-agent {arguments}", check=check)
+
+    def read(self, arguments: str) -> Any:
+        """Run a command and return the JSON that it prints."""
+        return json.loads(self.run(f"{arguments} -o json 2> /run/errors"))
+
+    def topology(self) -> dict[str, dict[str, Any]]:
+        """Return all functions of the guest, by PCI address."""
+        return {device["pci_address"]: device for device in self.read("topology")["devices"]}
+
+
+class Agent:
+    """An agent of the guest, from the start to `stop`."""
+
+    def __init__(self, commands: Commands, settings: str) -> None:
+        self.commands = commands
+        self.guest = commands.guest
+        number = sum(1 for _ in self.guest.shared.glob("agent-*.log"))
+        self._log = self.guest.shared / f"agent-{number}.log"
+        self._log.touch()
+        self.write("/etc/dra-agent/config.toml", CONFIG + settings)
+        self.guest.run(
+            f"rm -rf /var/lib/dra-agent/*; setsid {PROGRAMS}/dra-agent run > /shared/{self._log.name} 2>&1 &"
+            " echo $! > /run/agent.pid"
+        )
+        self.wait_for(lambda entry: entry["message"].startswith("ready"), within_s=START_TIMEOUT_S)
+
+    def log(self) -> list[dict[str, Any]]:
+        """Return the entries of its log."""
+        lines = self._log.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("}\n")]
+
+    def wait_for(self, matches: Callable[[dict[str, Any]], _T], *, within_s: float, after: int = 0) -> dict[str, Any]:
+        """Return the first entry of the log that matches, at or after that position."""
+
+        def found() -> dict[str, Any] | None:
+            return next((entry for entry in self.log()[after:] if matches(entry)), None)
+
+        entry = eventually(found, self._log.read_text, within=within_s * self.guest.slowness)
+        assert entry is not None
+        return entry
+
+    def apply(self, name: str, expression: str, config: str = "", *, check: bool = True) -> None:
+        """Apply a claim for one device that the CEL expression selects, with a NicConfig or another object in YAML."""
+        self.write(f"/run/claims/{name}.yaml", claim(name, expression, config))
+        self.commands.run(f"claim apply -f /run/claims/{name}.yaml", check=check)
+
+    def wait_for_phase(self, name: str, phase: str) -> str:
+        """Wait until a claim has this phase, and return the message that it has then."""
+
+        def message() -> str | None:
+            found.update(self.commands.read(f"claim get {name}"))
+            return f"{found['message']} " if found["phase"] == phase else None
+
+        found: dict[str, Any] = {}
+        return eventually(message, lambda: found, within=PHASE_TIMEOUT_S * self.guest.slowness) or ""
+
+    def delete(self, name: str) -> None:
+        """Delete a claim, which releases its device."""
+        self.commands.run(f"claim delete {name}")
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file of the guest, with its directory."""
+        (self.guest.shared / "written").write_text(text)
+        self.guest.run(f"mkdir -p $(dirname {path}) && cp /shared/written {path}")
+
+    def stop(self) -> None:
+        """End it."""
+        self.guest.run("kill $(cat /run/agent.pid)")
+        self.wait_for(lambda entry: entry["message"] == "stopped", within_s=START_TIMEOUT_S)
