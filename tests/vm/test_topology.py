@@ -85,3 +85,8 @@ def test_virtual_functions_of_a_drive_are_related_to_it(
         assert functions[function]["physfn"] == drive
     listed = commands.read("devices")
     assert drive not in json.dumps(listed), "a drive is neither published nor excluded"
+
+
+def test_a_display_is_excluded_without_a_rule(guest: Guest, commands: Commands) -> None:
+    (exclusion,) = commands.read("devices")["excluded"]
+    assert (exclusion["pci_address"], exclusion["code"]) == (guest.address_of(hardware.GPU), "console")

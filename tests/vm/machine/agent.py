@@ -65,9 +65,18 @@ class Commands:
 
     def __init__(self, guest: Guest) -> None:
         self.guest = guest
+        self.configure("")
         guest.run(f"setsid {sys.executable} {COMMANDS} {PROGRAMS} > /run/preloaded.log 2>&1 &")
-        ready = f"until test -e {PROGRAMS}; do sleep 0.2; done"
-        guest.run(ready, within_s=IMPORT_TIMEOUT_S)
+        guest.run(f"until test -e {PROGRAMS}; do sleep 0.2; done", within_s=IMPORT_TIMEOUT_S)
+
+    def configure(self, settings: str) -> None:
+        """Write the configuration file, of commands and of an agent."""
+        self.write("/etc/dra-agent/config.toml", CONFIG + settings)
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file of the guest, with its directory."""
+        (self.guest.shared / "written").write_text(text)
+        self.guest.run(f"mkdir -p $(dirname {path}) && cp /shared/written {path}")
 
     def run(self, arguments: str, *, check: bool = True) -> str:
         """Run a command of dra-agent and return its output."""
@@ -91,7 +100,7 @@ class Agent:
         number = sum(1 for _ in self.guest.shared.glob("agent-*.log"))
         self._log = self.guest.shared / f"agent-{number}.log"
         self._log.touch()
-        self.write("/etc/dra-agent/config.toml", CONFIG + settings)
+        commands.configure(settings)
         self.guest.run(
             f"rm -rf /var/lib/dra-agent/*; setsid {PROGRAMS}/dra-agent run > /shared/{self._log.name} 2>&1 &"
             " echo $! > /run/agent.pid"
@@ -115,29 +124,26 @@ class Agent:
 
     def apply(self, name: str, expression: str, config: str = "", *, check: bool = True) -> None:
         """Apply a claim for one device that the CEL expression selects, with a NicConfig or another object in YAML."""
-        self.write(f"/run/claims/{name}.yaml", claim(name, expression, config))
+        self.commands.write(f"/run/claims/{name}.yaml", claim(name, expression, config))
         self.commands.run(f"claim apply -f /run/claims/{name}.yaml", check=check)
 
     def wait_for_phase(self, name: str, phase: str) -> str:
         """Wait until a claim has this phase, and return the message that it has then."""
 
-        def message() -> str | None:
+        def reached() -> bool:
             found.update(self.commands.read(f"claim get {name}"))
-            return f"{found['message']} " if found["phase"] == phase else None
+            return bool(found["phase"] == phase)
 
         found: dict[str, Any] = {}
-        return eventually(message, lambda: found, within=PHASE_TIMEOUT_S * self.guest.slowness) or ""
+        eventually(reached, lambda: found, within=PHASE_TIMEOUT_S * self.guest.slowness)
+        return str(found["message"])
 
     def delete(self, name: str) -> None:
         """Delete a claim, which releases its device."""
         self.commands.run(f"claim delete {name}")
 
-    def write(self, path: str, text: str) -> None:
-        """Write a file of the guest, with its directory."""
-        (self.guest.shared / "written").write_text(text)
-        self.guest.run(f"mkdir -p $(dirname {path}) && cp /shared/written {path}")
-
     def stop(self) -> None:
         """End it."""
         self.guest.run("kill $(cat /run/agent.pid)")
         self.wait_for(lambda entry: entry["message"] == "stopped", within_s=START_TIMEOUT_S)
+        self.commands.configure("")
