@@ -66,9 +66,18 @@ def guest() -> Iterator[Guest]:
     with tempfile.TemporaryDirectory(prefix="dra-vm-") as folder:
         shared = Path(folder) / "shared"
         shared.mkdir()
-        running = Guest(emulator(), kernel(KERNEL), shared, Path(folder), root=Path("/"), init="shell")
+        running = Guest(emulator(), kernel(KERNEL), shared, Path(folder))
         yield running
         running.close()
+
+
+@pytest.fixture(autouse=True)
+def measured(request: pytest.FixtureRequest) -> None:
+    """Measure how slow the guest of a test is."""
+    if "service" in request.fixturenames:
+        request.getfixturevalue("service").guest.measure()
+    else:
+        request.getfixturevalue("guest").measure()
 
 
 @pytest.fixture(scope="session")

@@ -87,7 +87,7 @@ def test_an_interface_moves_into_a_container_and_back(guest: Guest, agent: Agent
         assert device["held_by"] == ["default/moved"]
     finally:
         guest.run("kill -KILL $(cat /run/container.pid)")
-    eventually(lambda: interface_of(guest, address), within=CONTAINER_TIMEOUT_S * guest.slowness)
+    eventually(lambda: interface_of(guest, address), within=guest.patience_s(CONTAINER_TIMEOUT_S))
     agent.delete("moved")
     assert interface_of(guest, address) == before
 
@@ -104,7 +104,7 @@ def test_an_interface_in_another_network_namespace_is_excluded_until_it_is_back(
         assert exclusion["code"] == "no-interface"
     finally:
         guest.run("ip netns delete other")
-    eventually(lambda: interface_of(guest, address) == name, within=CONTAINER_TIMEOUT_S * guest.slowness)
+    eventually(lambda: interface_of(guest, address) == name, within=guest.patience_s(CONTAINER_TIMEOUT_S))
     assert address in [device["pci_address"] for device in commands.read("devices")["devices"]]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vm.machine import hardware
-from vm.machine.agent import Agent, at_address
+from vm.machine.agent import Agent, added, at_address, removed
 from vm.machine.guest import Guest
 
 FOLLOW_LIMIT_S = 2.0
@@ -44,19 +44,11 @@ def find_again(guest: Guest) -> None:
 @pytest.fixture
 def plugged(guest: Guest, agent: Agent) -> Iterator[str]:
     """A NIC that is plugged in and published; its PCI address."""
-    seen = len(agent.log())
+    seen = len(agent.log.entries())
     plug(guest)
-    agent.wait_for(added, within_s=SLOT_TIMEOUT_S, after=seen)
+    agent.log.wait_for(added, within_s=SLOT_TIMEOUT_S, after=seen)
     yield guest.address_of(NAME)
     unplug(guest)
-
-
-def added(entry: dict[str, Any]) -> object:
-    return entry["message"] == "devices changed" and entry.get("added")
-
-
-def removed(entry: dict[str, Any]) -> object:
-    return entry["message"] == "devices changed" and entry.get("removed")
 
 
 def seconds_after(event: str, entry: dict[str, Any], guest: Guest) -> float:
@@ -68,9 +60,9 @@ def seconds_after(event: str, entry: dict[str, Any], guest: Guest) -> float:
 
 
 def test_the_devices_follow_the_events_of_the_kernel(guest: Guest, agent: Agent) -> None:
-    seen = len(agent.log())
+    seen = len(agent.log.entries())
     plug(guest)
-    entry = agent.wait_for(added, within_s=SLOT_TIMEOUT_S, after=seen)
+    entry = agent.log.wait_for(added, within_s=SLOT_TIMEOUT_S, after=seen)
     address = guest.address_of(NAME)
     (name,) = entry["added"]
     assert name == f"nic-{address.replace(':', '-').replace('.', '-')}"
@@ -78,9 +70,9 @@ def test_the_devices_follow_the_events_of_the_kernel(guest: Guest, agent: Agent)
     late_s = seconds_after(f"add@/{address}/net/", entry, guest)
     assert late_s < FOLLOW_LIMIT_S * guest.slowness
 
-    seen = len(agent.log())
+    seen = len(agent.log.entries())
     unplug(guest)
-    entry = agent.wait_for(removed, within_s=SLOT_TIMEOUT_S, after=seen)
+    entry = agent.log.wait_for(removed, within_s=SLOT_TIMEOUT_S, after=seen)
     assert entry["removed"] == [name]
     late_s = seconds_after(f"remove@/{address}/net/", entry, guest)
     assert late_s < FOLLOW_LIMIT_S * guest.slowness
@@ -96,16 +88,16 @@ def test_a_held_device_that_leaves_is_unhealthy_and_recovers(
 ) -> None:
     agent.apply("holder", at_address(plugged))
     agent.wait_for_phase("holder", "Prepared")
-    seen = len(agent.log())
+    seen = len(agent.log.entries())
     try:
         leave(guest)
-        agent.wait_for(removed, within_s=SLOT_TIMEOUT_S, after=seen)
+        agent.log.wait_for(removed, within_s=SLOT_TIMEOUT_S, after=seen)
         message = agent.wait_for_phase("holder", "Unhealthy")
         assert plugged.replace(":", "-").replace(".", "-") in message
-        seen = len(agent.log())
+        seen = len(agent.log.entries())
     finally:
         come_back(guest)
-    agent.wait_for(added, within_s=SLOT_TIMEOUT_S, after=seen)
+    agent.log.wait_for(added, within_s=SLOT_TIMEOUT_S, after=seen)
     try:
         agent.wait_for_phase("holder", "Prepared")
     finally:

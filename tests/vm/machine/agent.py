@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from eventually import eventually
 from vm.machine.guest import Guest
@@ -43,8 +43,6 @@ spec:
         deviceClassName: any
         selectors: [{cel: {expression: 'EXPRESSION'}}]
 """
-
-_T = TypeVar("_T")
 
 
 def claim(name: str, expression: str, config: str = "") -> str:
@@ -91,36 +89,61 @@ class Commands:
         return {device["pci_address"]: device for device in self.read("topology")["devices"]}
 
 
+def is_ready(entry: dict[str, Any]) -> bool:
+    """Return whether an entry of the log is that of the end of a start."""
+    return str(entry["message"]) == "ready"
+
+
+def added(entry: dict[str, Any]) -> object:
+    """Return the names of devices that an entry of the log adds."""
+    return entry["message"] == "devices changed" and entry.get("added")
+
+
+def removed(entry: dict[str, Any]) -> object:
+    """Return the names of devices that an entry of the log removes."""
+    return entry["message"] == "devices changed" and entry.get("removed")
+
+
+class Log:
+    """The log of an agent in JSON, in a file that the guest shares with this host."""
+
+    def __init__(self, guest: Guest) -> None:
+        self._guest = guest
+        self._path = guest.shared / f"log-{sum(1 for _ in guest.shared.glob('log-*'))}"
+        self._path.touch()
+        self.shared_path = f"/shared/{self._path.name}"
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return the complete entries; other lines are not of the agent."""
+        lines = self._path.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")]
+
+    def wait_for(
+        self, matches: Callable[[dict[str, Any]], object], *, within_s: float, after: int = 0
+    ) -> dict[str, Any]:
+        """Return the first entry that matches, at or after that position."""
+
+        def found() -> dict[str, Any] | None:
+            return next((entry for entry in self.entries()[after:] if matches(entry)), None)
+
+        entry = eventually(found, self._path.read_text, within=self._guest.patience_s(within_s))
+        assert entry is not None
+        return entry
+
+
 class Agent:
     """An agent of the guest, from the start to `stop`."""
 
     def __init__(self, commands: Commands, settings: str) -> None:
         self.commands = commands
         self.guest = commands.guest
-        number = sum(1 for _ in self.guest.shared.glob("agent-*.log"))
-        self._log = self.guest.shared / f"agent-{number}.log"
-        self._log.touch()
+        self.log = Log(self.guest)
         commands.configure(settings)
         self.guest.run(
-            f"rm -rf /var/lib/dra-agent/*; setsid {PROGRAMS}/dra-agent run > /shared/{self._log.name} 2>&1 &"
+            f"rm -rf /var/lib/dra-agent/*; setsid {PROGRAMS}/dra-agent run > {self.log.shared_path} 2>&1 &"
             " echo $! > /run/agent.pid"
         )
-        self.wait_for(lambda entry: entry["message"].startswith("ready"), within_s=START_TIMEOUT_S)
-
-    def log(self) -> list[dict[str, Any]]:
-        """Return the entries of its log."""
-        lines = self._log.read_text().splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("}\n")]
-
-    def wait_for(self, matches: Callable[[dict[str, Any]], _T], *, within_s: float, after: int = 0) -> dict[str, Any]:
-        """Return the first entry of the log that matches, at or after that position."""
-
-        def found() -> dict[str, Any] | None:
-            return next((entry for entry in self.log()[after:] if matches(entry)), None)
-
-        entry = eventually(found, self._log.read_text, within=within_s * self.guest.slowness)
-        assert entry is not None
-        return entry
+        self.log.wait_for(is_ready, within_s=START_TIMEOUT_S)
 
     def apply(self, name: str, expression: str, config: str = "", *, check: bool = True) -> None:
         """Apply a claim for one device that the CEL expression selects, with a NicConfig or another object in YAML."""
@@ -135,7 +158,7 @@ class Agent:
             return bool(found["phase"] == phase)
 
         found: dict[str, Any] = {}
-        eventually(reached, lambda: found, within=PHASE_TIMEOUT_S * self.guest.slowness)
+        eventually(reached, lambda: found, within=self.guest.patience_s(PHASE_TIMEOUT_S))
         return str(found["message"])
 
     def delete(self, name: str) -> None:
@@ -145,5 +168,5 @@ class Agent:
     def stop(self) -> None:
         """End it."""
         self.guest.run("kill $(cat /run/agent.pid)")
-        self.wait_for(lambda entry: entry["message"] == "stopped", within_s=START_TIMEOUT_S)
+        self.log.wait_for(lambda entry: entry["message"] == "stopped", within_s=START_TIMEOUT_S)
         self.commands.configure("")

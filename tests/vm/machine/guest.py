@@ -23,6 +23,8 @@ MONITOR_TIMEOUT_S = 120.0
 REFERENCE = "python3 -I -S -c pass"
 REFERENCE_S = 0.5
 """What this command takes in a guest on idle CPUs, when its files have been read before."""
+MARGIN = 3.0
+"""Deadlines are longer by this factor, because the load of the host changes during a wait."""
 NICENESS = 5
 
 Init = Literal["shell", "systemd"]
@@ -33,14 +35,25 @@ class GuestError(Exception):
 
 
 class Guest:
-    """`root` becomes the guest's root, in which only the guest sees changes; `shared` is its /shared."""
+    """`root` becomes the guest's root, in which only the guest sees changes; `shared` is its /shared.
+
+    A guest with a `disk` has the agent's state there, and can restart; without one, it ends when it would.
+    """
 
     def __init__(
-        self, emulator: Emulator, kernel: Kernel, shared: Path, sockets: Path, *, root: Path, init: Init
+        self,
+        emulator: Emulator,
+        kernel: Kernel,
+        shared: Path,
+        sockets: Path,
+        *,
+        root: Path = Path("/"),
+        init: Init = "shell",
+        disk: Path | None = None,
     ) -> None:
         self.shared = shared
         self.slowness = 1.0
-        """How much slower the guest is than on an idle machine: a factor for deadlines."""
+        """How much slower the guest is than on a machine with an idle CPU for each of its own, when last measured."""
         self.console = sockets / "console"
         self._output = sockets / "qemu"
         initrd = sockets / "initrd"
@@ -48,7 +61,7 @@ class Guest:
         command = [
             *emulator.command,
             *hardware.arguments(),
-            *("-nodefaults", "-no-reboot", "-display", "none", "-vga", "none"),
+            *("-nodefaults", "-display", "none", "-vga", "none"),
             *("-kernel", str(kernel.image), "-initrd", str(initrd)),
             *("-append", f"{hardware.KERNEL_COMMAND_LINE} guest={init}"),
             *("-serial", f"file:{self.console}"),
@@ -57,6 +70,7 @@ class Guest:
             *("-device", "virtserialport,chardev=shell,name=shell"),
             *_share("root", root, "security_model=passthrough,readonly=on,multidevs=remap"),
             *_share("shared", shared, "security_model=none"),
+            *(["-no-reboot"] if disk is None else _disk(disk)),
         ]
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
@@ -72,21 +86,33 @@ class Guest:
         self._monitor = Channel(sockets / "monitor", self._check)
         self._shell = Channel(sockets / "shell", self._check)
         self.monitor("qmp_capabilities")
-        if self._shell.receive(BOOT_TIMEOUT_S) is None:
-            raise GuestError(f"not up within {BOOT_TIMEOUT_S:.0f} s{self._log()}")
-        self.measure()
+        self.wait_for_boot()
+        # The first time, all files are read.
+        for _ in range(2):
+            self.measure()
+
+    def wait_for_boot(self) -> None:
+        """Wait until it runs commands, after its start or a restart."""
+        end = time.monotonic() + BOOT_TIMEOUT_S
+        while (message := self._shell.receive(end - time.monotonic())) is not None:
+            if message["id"] == 0:
+                return
+        raise GuestError(f"not up within {BOOT_TIMEOUT_S:.0f} s{self._log()}")
 
     def measure(self) -> None:
-        """Measure how slow the guest is now."""
-        for _ in range(2):
-            start = time.monotonic()
-            self.run(REFERENCE, within_s=BOOT_TIMEOUT_S)
-            self.slowness = max(1.0, (time.monotonic() - start) / REFERENCE_S)
+        """Measure how slow the guest is now: the load of the host changes."""
+        start = time.monotonic()
+        self.run(REFERENCE, within_s=BOOT_TIMEOUT_S)
+        self.slowness = max(1.0, (time.monotonic() - start) / REFERENCE_S)
+
+    def patience_s(self, limit_s: float) -> float:
+        """Return how long to wait for something that takes less than a limit on an idle machine."""
+        return limit_s * self.slowness * MARGIN
 
     def run(self, command: str, *, within_s: float = COMMAND_TIMEOUT_S, check: bool = True) -> str:
         """Run a command of the shell in the guest, and return its output; fails with it if `check`."""
         self._requests += 1
-        limit_s = within_s * self.slowness
+        limit_s = self.patience_s(within_s)
         self._shell.send({"id": self._requests, "command": command, "timeout": limit_s})
         end = time.monotonic() + 2 * limit_s
         while (answer := self._shell.receive(end - time.monotonic())) is not None:
@@ -98,7 +124,7 @@ class Guest:
     def monitor(self, command: str, **arguments: object) -> Any:
         """Run a command of QEMU's monitor (QMP), and return its result."""
         self._monitor.send({"execute": command, "arguments": arguments})
-        for message in self._messages(MONITOR_TIMEOUT_S * self.slowness):
+        for message in self._messages(self.patience_s(MONITOR_TIMEOUT_S)):
             if "return" in message:
                 return message["return"]
             if "error" in message:
@@ -114,7 +140,7 @@ class Guest:
 
     def wait_for_event(self, name: str, within_s: float) -> dict[str, Any]:
         """Return the data of the next event of QEMU with this name, which may have been received before."""
-        for message in self._messages(within_s * self.slowness):
+        for message in self._messages(self.patience_s(within_s)):
             if "event" in message:
                 self._events.append(message)
             for event in self._events:
@@ -122,7 +148,7 @@ class Guest:
                     self._events.remove(event)
                     data: dict[str, Any] = event.get("data", {})
                     return data
-        raise GuestError(f"no event {name} within {within_s * self.slowness:.0f} s{self._log()}")
+        raise GuestError(f"no event {name} within {self.patience_s(within_s):.0f} s{self._log()}")
 
     def _messages(self, within_s: float) -> Iterator[dict[str, Any]]:
         end = time.monotonic() + within_s
@@ -132,9 +158,9 @@ class Guest:
     def wait_for_end(self, within_s: float) -> None:
         """Wait until the guest has switched itself off."""
         try:
-            self._process.wait(within_s * self.slowness)
+            self._process.wait(self.patience_s(within_s))
         except subprocess.TimeoutExpired:
-            raise GuestError(f"not off within {within_s * self.slowness:.0f} s{self._log()}") from None
+            raise GuestError(f"not off within {self.patience_s(within_s):.0f} s{self._log()}") from None
 
     def close(self) -> None:
         """Switch it off at once."""
@@ -156,6 +182,10 @@ def _functions(devices: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for device in devices:
         yield device
         yield from _functions(device.get("pci_bridge", {}).get("devices", []))
+
+
+def _disk(path: Path) -> list[str]:
+    return ["-drive", f"if=none,id=disk,file={path},format=raw", "-device", "virtio-blk-pci,bus=pcie.0,drive=disk"]
 
 
 def _share(tag: str, path: Path, options: str) -> list[str]:

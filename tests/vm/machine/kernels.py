@@ -47,7 +47,8 @@ def kernel(name: str) -> Kernel:
 
 
 def _fetch(apt: Apt, tree: Path, kept: Path) -> None:
-    version, (image, *_) = apt.newest(META_PACKAGE)
+    _, depends = apt.newest(META_PACKAGE)
+    (image,) = [name for name in depends if name.startswith("linux-image-")]
     version, parts = apt.newest(image)
     # Newer packages divide a kernel into several ones, all of the same version.
     for package in [image, *filter(_PARTS.match, parts)]:
