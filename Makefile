@@ -13,7 +13,7 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-pictures docs-reference lock build check demo test test-all test-rest test-core-python test-core-rust test-rest-python test-rust test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages test-sources clean cluster cluster-down test-cluster test-earlier test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests measures
+.PHONY: help docs docs-pictures docs-reference lock build check demo test test-all test-rest test-core-python test-core-rust test-rest-python test-rust test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages test-vm test-sources clean cluster cluster-down test-cluster test-earlier test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests measures
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -247,6 +247,9 @@ bench-capacity: build ## compare `dra-agent capacity` with kube-scheduler on 100
 
 test-packages: build ## install, upgrade and remove packages in a clean root under a real systemd; requires root and mmdebstrap
 	$(PY) -m pytest -n 0 tests/packages $(ARGS)
+
+test-vm: build ## run the agent on a real kernel with PCI devices in QEMU, without KVM (KERNEL=newest: of Debian backports); requires root, podman and the Debian mirror
+	DRA_AGENT_TEST_VM_KERNEL=$(KERNEL) $(PY) -m pytest -n 0 tests/vm $(ARGS)
 
 test-sources: $(SYNC) ## run what the README says in a clean root: quickstart, make demo, make test (ARGS="--debian 13 --roots 5 --loops 4"); requires root, mmdebstrap and the network
 	PYTHONPATH=tests $(PY) -m packages.source_build $(ARGS)

@@ -22,6 +22,7 @@ FURTHER = {
     "make test-all": "the tests above; cargo tests of all crates; lint and types",
     "make test-cluster": "scenarios on a two-node cluster with real Kubernetes binaries",
     "make test-packages": "packages, the systemd unit and the quickstarts in a clean root",
+    "make test-vm": "a real kernel with PCI devices: hot-plug, vfio-pci, network interfaces of the host, containers",
     "make test-gpu": "real NVIDIA GPUs",
 }
 """What each further command covers."""

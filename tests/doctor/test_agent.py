@@ -213,6 +213,22 @@ def test_runtimes_that_do_not_serve_are_named(
 
 
 @pytest.mark.parametrize(
+    ("podman", "severities"),
+    [
+        ("podman version 3.4.4", [Severity.PROBLEM, Severity.WARNING]),
+        (CommandResult(None, "no response within 5 s"), [Severity.WARNING]),
+    ],
+    ids=["old", "late"],
+)
+def test_only_runtimes_whose_versions_are_known_are_counted_as_without_cdi(
+    healthy_host: CheckContext, findings: Findings, podman: str | CommandResult, severities: list[Severity]
+) -> None:
+    """A loaded host answers late."""
+    healthy_host.commands = Programs(podman=podman, runc="runc version 1.1.0")
+    assert sorted(finding.severity for finding in findings(healthy_host)) == sorted(severities)
+
+
+@pytest.mark.parametrize(
     ("programs", "containerd", "docker"),
     [
         ({"containerd": "containerd github.com/x v2.1.0 abc"}, "", ""),

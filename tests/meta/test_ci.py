@@ -55,7 +55,7 @@ def test_what_is_not_covered_is_printed_with_the_command_that_covers_it(checkout
     lines = run_parts(checkout, name).stdout.splitlines()
     commands = [line.split("  ")[1] for line in lines if line.startswith("  make ")]
     assert ("make test-all" in commands) == (name == "test")
-    assert {"make test-cluster", "make test-packages", "make test-gpu"} <= set(commands)
+    assert {"make test-cluster", "make test-packages", "make test-vm", "make test-gpu"} <= set(commands)
     makefile = (ROOT / "Makefile").read_text()
     for command in commands:
         assert re.search(rf"^{command.removeprefix('make ')}:", makefile, re.MULTILINE), command

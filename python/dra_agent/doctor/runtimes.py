@@ -55,9 +55,11 @@ def check_runtimes(context: CheckContext) -> Iterator[Finding]:
             "install one of them: claims are for containers",
         )
         return
-    if not any(finding.severity is Severity.OK for finding in found if finding.where in {r.name for r in starters}):
+    known = {finding.where: finding.severity for finding in found}
+    # A runtime without a known version, for which there is a warning, may inject them.
+    if all(known.get(runtime.name) is Severity.WARNING for runtime in starters):
         message = "none of the installed runtimes injects CDI devices"
-        yield problem(message, "container runtimes", "fix one of the above")
+        yield problem(message, "container runtimes", "fix one of them: each has a warning")
     below = [runtime for runtime in RUNTIMES if runtime.cdi_since is None]
     if not any(context.commands.find(runtime.program) for runtime in below):
         yield warning("neither runc nor crun is installed", "container runtimes", "install one: they start containers")
