@@ -248,6 +248,7 @@ bench-capacity: build ## compare `dra-agent capacity` with kube-scheduler on 100
 test-packages: build ## install, upgrade and remove packages in a clean root under a real systemd; requires root and mmdebstrap
 	$(PY) -m pytest -n 0 tests/packages $(ARGS)
 
+KERNEL ?= oldest
 test-vm: build ## run the agent on a real kernel with PCI devices in QEMU, without KVM (KERNEL=newest: of Debian backports); requires root, podman and the Debian mirror
 	DRA_AGENT_TEST_VM_KERNEL=$(KERNEL) $(PY) -m pytest -n 0 tests/vm $(ARGS)
 

@@ -27,7 +27,9 @@ from vm.machine.kernels import SUITES, kernel
 
 __all__ = ["permissions_of_root"]
 
-KERNEL = os.environ.get("DRA_AGENT_TEST_VM_KERNEL") or "oldest"
+KERNEL = os.environ.get("DRA_AGENT_TEST_VM_KERNEL", "oldest")
+PYTHON = Path("/usr/bin/python3")
+"""The one that the guest has without this checkout's environment."""
 TEST_TIMEOUT_S = 7200
 """Seconds; shorter deadlines within a test fail first, with a message."""
 
@@ -48,8 +50,8 @@ def missing_requirement() -> str | None:
         return "root, because the guest reads all files of this host"
     commands = {"apt-get": "apt", "dpkg-deb": "dpkg", "ip": "iproute2", "lspci": "pciutils", "podman": "podman"}
     packages = [package for name, package in commands.items() if shutil.which(name) is None]
-    if not BUSYBOX.exists():
-        packages.append("busybox-static")
+    programs = {PYTHON: "python3", BUSYBOX: "busybox-static"}
+    packages += [package for path, package in programs.items() if not path.exists()]
     return f"Debian packages: apt-get install {' '.join(packages)}" if packages else None
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from eventually import eventually
@@ -20,6 +23,16 @@ ROOTFS = "/run/rootfs"
 APPLETS = "sh", "dd", "env", "ls", "mknod", "sleep"
 REFUSED = "Operation not permitted"
 NIC_CONFIG = "{apiVersion: dra-agent.internal/v1, kind: NicConfig, interface: {name: net1, addresses: [192.0.2.9/24]}}"
+CHANGES = (
+    "net1 down",
+    "net1 name changed",
+    "changed mtu 4000",
+    "changed address 02:00:00:00:00:07",
+    "changed promisc on",
+    "changed txqueuelen 77",
+    "changed alias pod",
+    "changed up",
+)
 CONTAINER_TIMEOUT_S = 60.0
 
 
@@ -72,9 +85,11 @@ def test_a_container_without_a_claim_does_not_open_the_gpu(guest: Guest, render_
     assert f"dd: can't open '/dev/made': {REFUSED}" in output
 
 
-def test_an_interface_moves_into_a_container_and_back(guest: Guest, agent: Agent) -> None:
+def test_an_interface_moves_into_a_container_and_comes_back_as_it_was(guest: Guest, agent: Agent) -> None:
+    """The container changes what CAP_NET_ADMIN permits; the driver, e1000e, has settings of its own."""
     address = guest.address_of(hardware.SWITCH_NIC)
     before = interface_of(guest, address)
+    settings = link_settings(guest, before)
     agent.apply("moved", at_address(address), NIC_CONFIG)
     agent.wait_for_phase("moved", "Prepared")
     flags = agent.commands.run("claim get moved -o flags").strip()
@@ -85,11 +100,14 @@ def test_an_interface_moves_into_a_container_and_back(guest: Guest, agent: Agent
         assert interface_of(guest, address) == ""
         (device,) = [one for one in agent.commands.read("devices")["devices"] if one["pci_address"] == address]
         assert device["held_by"] == ["default/moved"]
+        changes = "; ".join(f"ip link set {change}" for change in CHANGES)
+        guest.run(f"nsenter --net --target $(cat /run/container.pid) sh -e -c '{changes}'")
     finally:
         guest.run("kill -KILL $(cat /run/container.pid)")
     eventually(lambda: interface_of(guest, address), within=guest.patience_s(CONTAINER_TIMEOUT_S))
     agent.delete("moved")
     assert interface_of(guest, address) == before
+    assert link_settings(guest, before) == settings
 
 
 def test_an_interface_in_another_network_namespace_is_excluded_until_it_is_back(
@@ -106,6 +124,12 @@ def test_an_interface_in_another_network_namespace_is_excluded_until_it_is_back(
         guest.run("ip netns delete other")
     eventually(lambda: interface_of(guest, address) == name, within=guest.patience_s(CONTAINER_TIMEOUT_S))
     assert address in [device["pci_address"] for device in commands.read("devices")["devices"]]
+
+
+def link_settings(guest: Guest, name: str) -> dict[str, Any]:
+    """Return what `ip` shows of a link; a move can change its number."""
+    (shown,) = json.loads(guest.run(f"ip -details -json link show dev {name}"))
+    return {key: value for key, value in shown.items() if key != "ifindex"}
 
 
 def interface_of(guest: Guest, address: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from vm.machine import hardware
@@ -50,25 +48,3 @@ def test_groups_are_those_of_the_kernel(guest: Guest, commands: Commands) -> Non
     assert expected, "the guest has no IOMMU"
     found = {address: one["iommu_group"] for address, one in commands.topology().items()}
     assert {address: group for address, group in found.items() if group is not None} == expected
-
-
-def test_a_device_that_the_host_binds_to_vfio_is_published_for_passthrough(
-    guest: Guest, commands: Commands, address: str
-) -> None:
-    """By the host's administrator, without a rule of the agent."""
-    path = f"/sys/bus/pci/devices/{address}"
-    bind = "echo {driver} > {path}/driver_override; echo {address} > {path}/driver/unbind; echo {address} > {probe}"
-    probe = "/sys/bus/pci/drivers_probe"
-    try:
-        guest.run(bind.format(driver="vfio-pci", path=path, address=address, probe=probe))
-        (device,) = [one for one in commands.read("devices")["devices"] if one["pci_address"] == address]
-        assert attribute(device, "type") == "vfio"
-    finally:
-        guest.run(bind.format(driver="", path=path, address=address, probe=probe))
-    assert driver_of(guest, address) == "e1000e"
-
-
-def attribute(device: dict[str, Any], name: str) -> object:
-    """Return the value of an attribute of a published device."""
-    ((_, value),) = device["attributes"][name].items()
-    return value

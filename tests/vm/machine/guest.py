@@ -83,13 +83,17 @@ class Guest:
             )
         self._requests = 0
         self._events: list[dict[str, Any]] = []
-        self._monitor = Channel(sockets / "monitor", self._check)
-        self._shell = Channel(sockets / "shell", self._check)
-        self.monitor("qmp_capabilities")
-        self.wait_for_boot()
-        # The first time, all files are read.
-        for _ in range(2):
-            self.measure()
+        try:
+            self._monitor = Channel(sockets / "monitor", self._check)
+            self._shell = Channel(sockets / "shell", self._check)
+            self.monitor("qmp_capabilities")
+            self.wait_for_boot()
+            # The first time, all files are read.
+            for _ in range(2):
+                self.measure()
+        except BaseException:
+            self._end()
+            raise
 
     def wait_for_boot(self) -> None:
         """Wait until it runs commands, after its start or a restart."""
@@ -164,10 +168,13 @@ class Guest:
 
     def close(self) -> None:
         """Switch it off at once."""
-        self._process.kill()
-        self._process.wait()
+        self._end()
         for channel in (self._monitor, self._shell):
             channel.close()
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
     def _check(self) -> None:
         if self._process.poll() is not None:

@@ -39,7 +39,6 @@ nvme,id={DRIVE},bus=rootport2,subsys=subsystem,serial=1,sriov_max_vfs={VIRTUAL_F
 sriov_vi_flexible=4,max_ioqpairs=18,msix_qsize=18
 pcie-root-port,id=rootport3,bus=pcie.0,chassis=4,slot=4
 virtio-net-pci,id={PARAVIRTUAL_NIC},bus=rootport3
-i6300esb,id=watchdog,bus=pcie.0
 virtio-rng-pci,bus=pcie.0
 virtio-serial-pci,bus=pcie.0
 """.splitlines()

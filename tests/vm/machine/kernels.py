@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,9 @@ SUITES: dict[str, Sequence[str]] = {
 
 
 def kernel(name: str) -> Kernel:
-    """Return a kernel; its first use downloads it, with about 100 MB."""
-    folder = KEPT / "kernels" / name
+    """Return a kernel; its first use downloads it, with about 100 MB. Other modules are another kernel."""
+    wanted = ",".join((*modules.FIRST_IF_THERE, *modules.REQUIRED))
+    folder = KEPT / "kernels" / f"{name}-{zlib.crc32(wanted.encode()):08x}"
     if not folder.exists():
         KEPT.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=KEPT) as scratch:
