@@ -52,11 +52,11 @@ pub(crate) const NIC: Spec = Spec {
     numa: -1,
 };
 
-/// The NPU of an AMD APU: its class is that of a signal processing controller.
+/// An NPU of a later AMD APU: its class is that of a signal processing controller, and its id is not known.
 pub(crate) const NPU: Spec = Spec {
     class: 0x11_80_00,
     vendor: 0x1022,
-    device: 0x17f0,
+    device: 0x0001,
     driver: Some("amdxdna"),
     numa: -1,
 };
