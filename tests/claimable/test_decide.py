@@ -81,6 +81,7 @@ GPUS: list[tuple[str, PciFunction, str | None]] = [
     ("Grace's variant of it", function(GPU, NVIDIA, "nvgrace_gpu_vfio_pci"), None),
     ("Intel's variant of it", function(GPU, INTEL, "xe-vfio-pci", physfn=PHYSICAL), None),
     ("Thor's GPU on Tegra's driver", function(GPU, NVIDIA, "nvgpu"), "unsupported-platform"),
+    ("a driver that is not VFIO's", function(GPU, NVIDIA, "nvidia-vgpu-vfio"), "no-node"),
     ("amdgpu", function(GPU, AMD, "amdgpu", drm=rendering(), kfd=1), None),
     ("amdgpu without a DRM node", function(GPU, AMD, "amdgpu", kfd=1), "half-made"),
     ("amdgpu without a render node", function(GPU, AMD, "amdgpu", kfd=1, drm=rendering(render=None)), "half-made"),

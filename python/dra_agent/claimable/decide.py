@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from dra_agent.claimable.codes import Code
-from dra_agent.claimable.drivers import CONSOLE_VENDORS, DriverFacts, driver_facts
+from dra_agent.claimable.drivers import CONSOLE_VENDORS, driver_facts
 from dra_agent.claimable.use import HostUse
 from dra_agent.topology.model import DeviceKind, PciFunction
 
@@ -103,9 +103,11 @@ def refusal(function: PciFunction, facts: HostFacts) -> Refusal | None:
             " can use it",
             "load its driver, or bind it to vfio-pci",
         )
+    if function.is_vfio:
+        return _of_vfio(function)
     known = driver_facts(function.driver, function.kind) if function.driver is not None else None
     if known is not None:
-        return _of_known(function, known)
+        return Refusal(_BY_MEANING[known.meaning], f"{function.driver} {known.reason}", known.hint)
     if function.kind is DeviceKind.GPU:
         return _of_gpu(function)
     if function.kind is DeviceKind.NIC:
@@ -113,9 +115,7 @@ def refusal(function: PciFunction, facts: HostFacts) -> Refusal | None:
     return None if _has_anything(function, facts) else _nothing(function)
 
 
-def _of_known(function: PciFunction, driver: DriverFacts) -> Refusal | None:
-    if driver.meaning != "passes-through":
-        return Refusal(_BY_MEANING[driver.meaning], f"{function.driver} {driver.reason}", driver.hint)
+def _of_vfio(function: PciFunction) -> Refusal | None:
     if function.noiommu:
         return Refusal(
             "vfio-noiommu",

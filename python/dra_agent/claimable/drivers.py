@@ -6,17 +6,15 @@ kernel's `struct pci_driver`, which are often not the names of modules.
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from dra_agent.topology.model import DeviceKind
 
-Meaning = Literal["passes-through", "reserves", "user-space", "unusable", "manages", "virtualizes", "other-platform"]
-"""passes-through: it gives the whole function to a virtual machine or a driver in user space, through VFIO.
+Meaning = Literal["reserves", "user-space", "unusable", "manages", "virtualizes", "other-platform"]
+"""reserves: it holds the function for something else.
 
-reserves: it holds the function for something else. user-space: it gives it to a program of the host, without an IOMMU.
-unusable: it drives the device, but not for what claims ask of it. manages: it configures or flashes the card.
+user-space: it gives it to a program of the host, without an IOMMU. unusable: it drives the device, but not for what
+claims ask of it. manages: it configures or flashes the card.
 virtualizes: it divides the device for virtual machines. other-platform: it drives a device of a system on a chip.
 """
 
@@ -90,18 +88,11 @@ _DRIVERS = {
     ),
 }
 
-_PASSES_THROUGH = re.compile(r"vfio-pci|.+[-_]vfio[-_]pci")
-"""vfio-pci and the vendors' variants of it: mlx5_vfio_pci, nvgrace_gpu_vfio_pci, xe-vfio-pci."""
-_VFIO_FACTS = DriverFacts("passes-through", "gives the whole function away", "")
-
 CONSOLE_VENDORS = frozenset({"0x1af4", "0x15ad"})
 """virtio-gpu and VMware's: their drivers make a render node with and without a GPU behind it."""
 
 
-@lru_cache(256)
 def driver_facts(driver: str, kind: DeviceKind) -> DriverFacts | None:
     """Return what a driver means for a function of this kind; None if it is judged by what it made."""
-    if _PASSES_THROUGH.fullmatch(driver):
-        return _VFIO_FACTS
     known = _DRIVERS.get(driver)
     return known if known is not None and (known.kinds is None or kind in known.kinds) else None

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from dra_agent._native import is_vfio_driver
 from dra_agent.topology.uevent import Uevent
 
 
@@ -125,6 +126,11 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanProblem(msgspec.Struct, frozen=True):
+    @property
+    def is_vfio(self) -> bool:
+        """True if it is bound for a virtual machine or a driver in user space: to vfio-pci, mlx5_vfio_pci, ..."""
+        return self.driver is not None and is_vfio_driver(self.driver)
+
     """Something that was found wrong with one device or file and passed over."""
 
     where: str

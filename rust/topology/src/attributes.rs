@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::address::PciAddress;
+use crate::driver::is_vfio_driver;
 use crate::function_reader::FunctionReader;
 use crate::identity::{hex8, hex16};
 use crate::kind::Kind;
@@ -151,8 +152,7 @@ impl Details {
             };
             details.accel = reader.accelerator_nodes(classes).collect();
         }
-        // vfio-pci and the vendors' variants of it: mlx5_vfio_pci, nvgrace_gpu_vfio_pci, xe-vfio-pci.
-        if driver.is_some_and(|name| name.contains("vfio")) {
+        if driver.is_some_and(is_vfio_driver) {
             details.vfio = reader.names("vfio-dev", numbered("vfio")).pop();
             let group = reader.optional("iommu_group/name", |name| Some(name == NOIOMMU_GROUP));
             details.noiommu = group == Some(true);
