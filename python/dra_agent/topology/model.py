@@ -113,7 +113,7 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     uverbs: tuple[str, ...]
     drm: Drm | None
     accel: tuple[str, ...]
-    """Names below /dev: "accel/accel0", "apex_0"."""
+    """Names below /dev: "accel/accel0", "accel0" of a TPU v4, "apex_0"."""
     kfd: int | None
     """Node id of the AMD kernel fusion driver; the lowest one of a partitioned GPU."""
     vfio: str | None

@@ -232,7 +232,8 @@ impl Host {
         };
         let folder = self.tree.path(&format!("devices/{place}/{class}"));
         if there {
-            fs::create_dir_all(folder.join(name)).expect("created");
+            self.tree
+                .node(&format!("devices/{place}/{class}/{name}"), name);
         } else if folder.exists() {
             fs::remove_dir_all(folder).expect("removed");
         }

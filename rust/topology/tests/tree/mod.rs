@@ -102,6 +102,13 @@ impl Tree {
         fs::write(path, format!("{content}\n")).expect("written");
     }
 
+    /// A directory of sysfs for the character device `node`, a name below `/dev`.
+    pub(crate) fn node(&self, below: &str, node: &str) {
+        self.write(&format!("{below}/dev"), "261:0");
+        let uevent = format!("MAJOR=261\nMINOR=0\nDEVNAME={node}");
+        self.write(&format!("{below}/uevent"), &uevent);
+    }
+
     pub(crate) fn link(&self, below: &str, target: &str) {
         let path = self.path(below);
         fs::create_dir_all(path.parent().expect("a parent")).expect("created");
