@@ -13,7 +13,6 @@ from dra_agent.topology.model import DeviceKind, PciFunction
 
 _BY_MEANING: dict[str, Code] = {
     "reserves": "reserved",
-    "user-space": "user-space-driver",
     "unusable": "unusable-driver",
     "virtualizes": "virtualized",
     "manages": "management",
@@ -103,6 +102,14 @@ def refusal(function: PciFunction, facts: HostFacts) -> Refusal | None:
             " can use it",
             "load its driver, or bind it to vfio-pci",
         )
+    if (virtualized := _virtualized(function)) is not None:
+        return virtualized
+    if function.uio:
+        return Refusal(
+            "user-space-driver",
+            f"{function.driver} gives it to programs by /dev/{function.uio[0]}, without the protection of an IOMMU",
+            "bind it to vfio-pci if containers or virtual machines are to have it",
+        )
     if function.is_vfio:
         return _of_vfio(function)
     known = driver_facts(function.driver, function.kind) if function.driver is not None else None
@@ -113,6 +120,24 @@ def refusal(function: PciFunction, facts: HostFacts) -> Refusal | None:
     if function.kind is DeviceKind.NIC:
         return _of_nic(function, facts)
     return None if _has_anything(function, facts) else _nothing(function)
+
+
+def _virtualized(function: PciFunction) -> Refusal | None:
+    if function.mdevs:
+        return Refusal(
+            "virtualized",
+            f"it has {len(function.mdevs)} mediated devices, which are parts of it for virtual machines",
+            "remove them (/sys/bus/mdev/devices/UUID/remove)",
+        )
+    # NVIDIA's driver only has types of them in its build for hosts of virtual machines (vgpu-vfio-mdev.c), which CUDA
+    # cannot use. Other drivers, i915 with GVT-g for example, serve the host as before until a device is made.
+    if function.mdevs is not None and function.driver == _NVIDIA_DRIVER:
+        return Refusal(
+            "virtualized",
+            "its driver divides it for virtual machines (mdev_supported_types)",
+            "claim GPUs inside the virtual machine, or install NVIDIA's driver for compute",
+        )
+    return None
 
 
 def _of_vfio(function: PciFunction) -> Refusal | None:

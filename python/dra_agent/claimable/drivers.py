@@ -10,11 +10,10 @@ from typing import Literal, NamedTuple
 
 from dra_agent.topology.model import DeviceKind
 
-Meaning = Literal["reserves", "user-space", "unusable", "manages", "virtualizes", "other-platform"]
+Meaning = Literal["reserves", "unusable", "manages", "virtualizes", "other-platform"]
 """reserves: it holds the function for something else.
 
-user-space: it gives it to a program of the host, without an IOMMU. unusable: it drives the device, but not for what
-claims ask of it. manages: it configures or flashes the card.
+unusable: it drives the device, but not for what claims ask of it. manages: it configures or flashes the card.
 virtualizes: it divides the device for virtual machines. other-platform: it drives a device of a system on a chip.
 """
 
@@ -33,7 +32,6 @@ class DriverFacts(NamedTuple):
 _GPU = frozenset({DeviceKind.GPU})
 _FPGA = frozenset({DeviceKind.FPGA})
 _NVIDIA = "blacklist it and install NVIDIA's driver"
-_VFIO = "bind it to vfio-pci if containers or virtual machines are to have it"
 
 _DRIVERS = {
     # drivers/pci/pci-stub.c: it exists to keep other drivers away.
@@ -53,9 +51,6 @@ _DRIVERS = {
         "keeps it for a Xen guest",
         "give it back to this domain (xen-pciback.hide, xl pci-assignable-remove)",
     ),
-    # drivers/uio, and DPDK's igb_uio: the program that opens /dev/uioN can reach all memory of the host.
-    "uio_pci_generic": DriverFacts("user-space", "gives it to programs without the protection of an IOMMU", _VFIO),
-    "igb_uio": DriverFacts("user-space", "gives it to programs without the protection of an IOMMU", _VFIO),
     "nouveau": DriverFacts("unusable", "drives it, which CUDA cannot use", _NVIDIA, _GPU),
     # drivers/gpu/nova-core: the module's name is the driver's.
     "NovaCore": DriverFacts("unusable", "drives it, which has no interface for compute", _NVIDIA, _GPU),

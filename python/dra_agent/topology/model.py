@@ -121,16 +121,18 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     """Bound to vfio-pci, or a variant of it, without an IOMMU."""
     uio: tuple[str, ...]
     """Names below /dev: "uio0"."""
+    mdevs: tuple[str, ...] | None
+    """UUIDs of its mediated devices, which are parts of it for virtual machines; None if its driver makes none."""
     invalid_names: tuple[str, ...]
     """Names that are not UTF-8, with escaped bytes, which the fields above lack: "net/eth\\xff"."""
 
-
-class ScanProblem(msgspec.Struct, frozen=True):
     @property
     def is_vfio(self) -> bool:
         """True if it is bound for a virtual machine or a driver in user space: to vfio-pci, mlx5_vfio_pci, ..."""
         return self.driver is not None and is_vfio_driver(self.driver)
 
+
+class ScanProblem(msgspec.Struct, frozen=True):
     """Something that was found wrong with one device or file and passed over."""
 
     where: str

@@ -35,6 +35,8 @@ pub struct Details {
     pub noiommu: bool,
     /// Names below `/dev`: `uio0`.
     pub uio: Vec<String>,
+    /// The UUIDs of its mediated devices, which are virtual machines' shares of it; `None` if its driver makes none.
+    pub mdevs: Option<Vec<String>>,
     /// Names of interfaces and nodes that are not UTF-8, which the lists above lack: the directory, a slash, and the
     /// name with escaped bytes.
     pub invalid_names: Vec<String>,
@@ -159,8 +161,14 @@ impl Details {
             details.vfio = reader.names("vfio-dev", numbered("vfio")).pop();
             let group = reader.optional("iommu_group/name", |name| Some(name == NOIOMMU_GROUP));
             details.noiommu = group == Some(true);
-        } else if driver.is_some() && kind != Kind::Nvme && details.has_no_interface() {
-            details.uio = reader.names("uio", numbered("uio"));
+        } else if driver.is_some() && kind != Kind::Nvme {
+            if details.has_no_interface() {
+                details.uio = reader.names("uio", numbered("uio"));
+            }
+            // A NIC may have hundreds of virtual functions, and no driver divides them further.
+            if kind != Kind::Nic || details.physfn.is_none() {
+                details.mdevs = reader.mediated_devices();
+            }
         }
         details.invalid_names = std::mem::take(&mut reader.invalid_names);
         details
@@ -223,6 +231,13 @@ impl FunctionReader<'_> {
             .into_iter()
             .flat_map(|name| self.names(&format!("{name}/{class}"), any))
             .collect()
+    }
+
+    /// Returns the mediated devices of a function, which are only listed if its driver offers types of them
+    /// (parent_create_sysfs_files in drivers/vfio/mdev/mdev_sysfs.c).
+    fn mediated_devices(&mut self) -> Option<Vec<String>> {
+        self.has_dir("mdev_supported_types")
+            .then(|| self.names(".", is_uuid))
     }
 
     /// Returns the link between the card and its slot; `own` is that of the function, above which are `ports`.
@@ -288,6 +303,18 @@ fn devname(text: &[u8]) -> Option<String> {
         .find_map(|line| line.strip_prefix(b"DEVNAME="))
         .filter(|name| !name.is_empty())?;
     String::from_utf8(name.to_vec()).ok()
+}
+
+fn is_uuid(name: &[u8]) -> bool {
+    const DASHES: [usize; 4] = [8, 13, 18, 23];
+    name.len() == 36
+        && name.iter().enumerate().all(|(at, byte)| {
+            if DASHES.contains(&at) {
+                *byte == b'-'
+            } else {
+                byte.is_ascii_hexdigit()
+            }
+        })
 }
 
 fn any(_: &[u8]) -> bool {

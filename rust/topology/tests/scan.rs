@@ -458,6 +458,62 @@ fn an_entry_without_a_node_is_an_accelerator_without_one() {
 }
 
 #[test]
+fn mediated_devices_are_read_where_a_driver_offers_them() {
+    let tree = Tree::new();
+    let uuid = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001";
+    let cases = [
+        (GPU, Some("nvidia"), json!([uuid])),
+        (GPU, None, json!(null)),
+        (GPU, Some("vfio-pci"), json!(null)),
+        (NIC, Some("mlx5_core"), json!([uuid])),
+        (AMD_GPU, Some("amdgpu"), json!([uuid])),
+        (NPU, Some("amdxdna"), json!(null)),
+        (BRIDGE, Some("pcieport"), json!(null)),
+    ];
+    let at = |slot: usize| format!("0000:00:{slot:02x}.0");
+    for (slot, (spec, driver, _)) in cases.iter().enumerate() {
+        let place = format!("pci0000:00/{}", at(slot));
+        let driver = *driver;
+        let spec = Spec {
+            driver,
+            ..spec.clone()
+        };
+        tree.add(&place, &spec);
+        for dir in ["mdev_supported_types/nvidia-63", uuid, "83b8f4f2", "power"] {
+            tree.write(&format!("devices/{place}/{dir}/name"), "GRID T4-1Q");
+        }
+    }
+    // A driver with types of which no device exists, and a driver without types.
+    let (unused, without) = (at(0x1e), at(0x1f));
+    for address in [&unused, &without] {
+        tree.add(&format!("pci0000:00/{address}"), &GPU);
+    }
+    let types = format!("devices/pci0000:00/{unused}/mdev_supported_types");
+    fs::create_dir_all(tree.path(&types)).expect("created");
+    tree.write(&format!("devices/pci0000:00/{without}/{uuid}/name"), "");
+    let topology = json(&tree.scan());
+    assert_eq!(topology["problems"], json!([]));
+    for (slot, (.., expected)) in cases.iter().enumerate() {
+        assert_eq!(&device(&topology, &at(slot))["mdevs"], expected, "{slot}");
+    }
+    assert_eq!(device(&topology, &unused)["mdevs"], json!([]));
+    assert_eq!(device(&topology, &without)["mdevs"], json!(null));
+}
+
+#[test]
+fn a_virtual_function_of_a_nic_has_no_mediated_devices() {
+    let tree = Tree::new();
+    let place = "pci0000:00/0000:00:02.0";
+    tree.add(place, &NIC);
+    tree.link(&format!("devices/{place}/physfn"), "../0000:00:01.0");
+    tree.write(&format!("devices/{place}/mdev_supported_types/x/name"), "");
+    assert_eq!(
+        device(&json(&tree.scan()), "0000:00:02.0")["mdevs"],
+        json!(null)
+    );
+}
+
+#[test]
 fn virtio_displays_are_one_level_down() {
     let tree = Tree::new();
     let display = Spec {
