@@ -35,12 +35,26 @@ from dra_simulate.host_network import (
 )
 from dra_simulate.machine import Function, HostBridge, Machine, NumaNode, NvidiaDriver, Sriov
 from dra_simulate.models import A100_PCIE, H200_SXM
-from dra_simulate.parts.accelerators import alveo_u250, alveo_v80, coral, gaudi2, gaudi3, hailo, pac_d5005, qat, xdna
+from dra_simulate.parts.accelerators import (
+    alveo_u250,
+    alveo_v80,
+    aws_f2,
+    coral,
+    gaudi2,
+    gaudi3,
+    hailo,
+    pac_d5005,
+    qat,
+    qat_of_vendor,
+    tpu_v4,
+    tpu_v5e,
+    xdna,
+)
 from dra_simulate.parts.amazon import TRAINIUM, efa, ena, neuron
 from dra_simulate.parts.amd import mi210, strix_halo
 from dra_simulate.parts.bridges import mac, nvme, port
 from dra_simulate.parts.display import CHIPS, DisplayChip, amd_igpu, display, intel_igpu, virtio_gpu
-from dra_simulate.parts.held import DISPLAY, held_by, passed_through, vgpu_host, without_driver
+from dra_simulate.parts.held import DISPLAY, held_by, passed_through, vgpu_host, with_mediated_devices, without_driver
 from dra_simulate.parts.intel import battlemage
 from dra_simulate.parts.network import bluefield3, broadcom, connectx3, connectx6dx, connectx7, roce_lag, virtio
 from dra_simulate.parts.nvidia import gpu
@@ -322,11 +336,20 @@ def _gpus() -> Iterator[Part]:
     yield _single(lambda at: amd_igpu(at.address, at.card, machine=_NAME))
     yield from (_single(_display(chip)) for chip in CHIPS)
     yield _single(lambda at: virtio_gpu(at.address, at.card))
+    yield _single(lambda at: virtio_gpu(at.address, at.card, f"virtio{at.first}"))
+    yield _single(_nvidia, lambda one, _: with_mediated_devices(one))
+    yield _single(_nvidia, _in_a_virtual_machine)
+    yield _single(lambda at: intel_igpu(at.card, address=at.address), lambda one, _: with_mediated_devices(one))
+    yield _single(lambda at: intel_igpu(at.card, address=at.address), _in_a_virtual_machine)
     yield _single(lambda at: strix_halo(at.address, at.card))
     yield _single(_amd, _external)
     yield _single(_nvidia, _variant("nvgrace_gpu_vfio_pci"))
     for damage in DAMAGE_OF_GPUS:
         yield _single(_amd, _damaged(damage))
+
+
+def _in_a_virtual_machine(function: Function, place: Place) -> Function:
+    return with_mediated_devices(function, f"83b8f4f2-509f-382f-3c1e-e6bfe0fa{place.which:04x}")
 
 
 def _display(chip: DisplayChip) -> Callable[[Place], Function]:
@@ -344,6 +367,11 @@ def _accelerators() -> Iterator[Part]:
     yield from _in_every_state(lambda at: xdna(at.address, at.first), "pci-stub")
     yield from _in_every_state(lambda at: coral(at.address, at.first), "pci-stub")
     yield from _in_every_state(lambda at: hailo(at.address, at.first), "pci-stub")
+    yield from _in_every_state(lambda at: tpu_v4(at.address, at.first))
+    yield from _in_every_state(lambda at: tpu_v5e(at.address))
+    yield lambda at: aws_f2(at.slot)
+    yield lambda at: tuple(at.vfio(one, which) for which, one in enumerate(aws_f2(at.slot)))
+    yield _single(lambda at: qat_of_vendor(at.address, at.first))
     yield from _in_every_state(lambda at: pac_d5005(at.address, at.first), "pci-stub")
     yield _single(lambda at: gaudi3(at.address, at.first, machine=_NAME))
     yield _single(lambda at: qat(at.address))

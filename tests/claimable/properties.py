@@ -12,15 +12,23 @@ from collections.abc import Iterable
 from dra_agent.inventory.model import SHARED_ROLES, Inventory
 from dra_simulate.host_network import HostNetwork
 from dra_simulate.machine import Function
-from dra_simulate.parts.held import DISPLAY, RESERVING, USER_SPACE
+from dra_simulate.parts.held import DISPLAY, RESERVING
 from dra_simulate.roles.drm import AccelNodes
 from dra_simulate.roles.network import Interface
-from dra_simulate.roles.vendor import VendorNode, VirtualDevice
+from dra_simulate.roles.vendor import MediatedDevices, UioDevice, VendorNode, VirtualDevice
 
 _CLASSES = (0x02, 0x03, 0x12)
 """Network, display, processing accelerator; FPGA cards have the last one."""
 _COPROCESSOR = 0x0B40
-_ACCELERATOR_CLASSES = ("apex", "neuron_device")
+_ACCELERATOR_CLASSES = ("apex", "accel", "neuron_device")
+_IDS = frozenset(
+    {
+        *((0x1AE0, device) for device in (0x005E, 0x0063)),
+        *((0x1D0F, device) for device in (0xF010, 0x9248)),
+        *((0x1022, 0x17F0), (0x1AC1, 0x089A)),
+    }
+)
+"""Of TPUs, FPGAs of AWS and NPUs, which have the class of other things."""
 _ADDRESS_IN_NAME = re.compile(r"-([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])\b")
 
 
@@ -29,6 +37,7 @@ def is_relevant(function: Function) -> bool:
     return (
         function.id.class_code >> 16 in _CLASSES
         or function.id.class_code >> 8 == _COPROCESSOR
+        or (function.id.vendor, function.id.device) in _IDS
         or any(
             isinstance(role, AccelNodes)
             or (isinstance(role, VendorNode | VirtualDevice) and role.in_class in _ACCELERATOR_CLASSES)
@@ -49,9 +58,13 @@ def useless(functions: Iterable[Function], inventory: Inventory) -> list[str]:
     """Return published devices with which a container gets nothing that computes or communicates.
 
     Such a device has no node of its own (a card node alone sets modes), no interface and no RDMA, or its nodes belong
-    to a driver without a compute interface.
+    to a driver without a compute interface, or to programs of the host.
     """
-    held = {one.address for one in functions if one.driver in (*RESERVING, *DISPLAY, *USER_SPACE)}
+    held = {
+        one.address
+        for one in functions
+        if one.driver in (*RESERVING, *DISPLAY) or any(isinstance(role, UioDevice) for role in one.roles)
+    }
     return [
         device.name
         for device in inventory.devices
@@ -74,8 +87,14 @@ def without_nodes(inventory: Inventory) -> list[str]:
 
 
 def divided(functions: Iterable[Function], inventory: Inventory) -> list[str]:
-    """Return published devices whose virtual functions exist: those go to other claims, or to virtual machines."""
-    physical = {one.address for one in functions if one.sriov is not None and one.sriov.functions}
+    """Return published devices of which parts exist that go to other claims, or to virtual machines."""
+    physical = {
+        one.address
+        for one in functions
+        if (one.sriov is not None and one.sriov.functions)
+        # NVIDIA's driver for hosts of virtual machines has nothing that CUDA can use.
+        or any(isinstance(role, MediatedDevices) and (role.uuids or one.driver == "nvidia") for role in one.roles)
+    }
     return [device.name for device in inventory.devices if device.pci_address in physical]
 
 

@@ -47,6 +47,7 @@ def function(kind: DeviceKind, vendor: str, driver: str | None, **facts: Any) ->
         "card_link": None,
         "noiommu": False,
         "uio": (),
+        "mdevs": None,
         "invalid_names": (),
     }
     return PciFunction(**values | facts)
@@ -59,6 +60,7 @@ def rendering(card: str | None = "card0", render: str | None = "renderD128") -> 
 BOND = HostUse("host-interface", "ens1 is a port of bond0")
 RAIL = HostUse("host-address", "ens1 has the address 10.1.2.3/24")
 DIVIDED = Sriov(16, 4)
+UUID = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
 
 GPUS: list[tuple[str, PciFunction, str | None]] = [
     ("NVIDIA's driver makes nodes without an entry in /sys", function(GPU, NVIDIA, "nvidia"), None),
@@ -70,12 +72,16 @@ GPUS: list[tuple[str, PciFunction, str | None]] = [
     ("no driver, AMD", function(GPU, AMD, None), "no-driver"),
     ("reserved at boot", function(GPU, NVIDIA, "pci-stub"), "reserved"),
     ("for a Xen guest", function(GPU, NVIDIA, "pciback"), "reserved"),
-    ("in user space", function(GPU, NVIDIA, "uio_pci_generic"), "user-space-driver"),
+    ("in user space", function(GPU, NVIDIA, "uio_pci_generic", uio=("uio0",)), "user-space-driver"),
     ("a vGPU on the host of a virtual machine", function(GPU, NVIDIA, "nvidia", physfn=PHYSICAL), "virtualized"),
     ("that host's GPU", function(GPU, NVIDIA, "nvidia", sriov=DIVIDED), "physical-function"),
     ("a GPU that could be divided", function(GPU, NVIDIA, "nvidia", sriov=Sriov(16, 0)), None),
     ("a vGPU on vfio-pci", function(GPU, NVIDIA, "vfio-pci", physfn=PHYSICAL), None),
+    ("a Tesla T4 on the host of virtual machines", function(GPU, NVIDIA, "nvidia", mdevs=()), "virtualized"),
+    ("a virtual machine has a part of it", function(GPU, NVIDIA, "nvidia", mdevs=(UUID,)), "virtualized"),
+    ("a vGPU before VFIO had variants", function(GPU, NVIDIA, "nvidia", physfn=PHYSICAL, mdevs=()), "virtualized"),
     ("vfio-pci", function(GPU, NVIDIA, "vfio-pci", vfio="vfio0"), None),
+    ("a driver that is not VFIO's", function(GPU, NVIDIA, "nvidia-vgpu-vfio"), "no-node"),
     ("vfio-pci without an IOMMU", function(GPU, NVIDIA, "vfio-pci", iommu_group=None), "no-iommu-group"),
     ("vfio-pci in its unsafe mode", function(GPU, NVIDIA, "vfio-pci", noiommu=True), "vfio-noiommu"),
     ("Grace's variant of it", function(GPU, NVIDIA, "nvgrace_gpu_vfio_pci"), None),
@@ -88,6 +94,12 @@ GPUS: list[tuple[str, PciFunction, str | None]] = [
     ("radeon", function(GPU, AMD, "radeon", drm=rendering()), "unusable-driver"),
     ("AMD's host driver of virtual machines", function(GPU, AMD, "gim"), "virtualized"),
     ("i915", function(GPU, INTEL, "i915", drm=rendering()), None),
+    ("i915 with GVT-g that nobody uses", function(GPU, INTEL, "i915", drm=rendering(), mdevs=()), None),
+    (
+        "GVT-g of which a virtual machine has a part",
+        function(GPU, INTEL, "i915", drm=rendering(), mdevs=(UUID,)),
+        "virtualized",
+    ),
     ("xe", function(GPU, INTEL, "xe", drm=rendering("card2", "renderD130")), None),
     ("a GPU of a vendor without a back end", function(GPU, "0x1ed5", "mtgpu", drm=rendering()), None),
     ("one of them without a render node", function(GPU, "0x1ed5", "mtgpu"), "no-node"),
@@ -131,7 +143,8 @@ NICS: list[tuple[str, PciFunction, str | None]] = [
         "physical-function",
     ),
     ("mlx5_vfio_pci", function(NIC, MELLANOX, "mlx5_vfio_pci", physfn=PHYSICAL), None),
-    ("DPDK's igb_uio", function(NIC, INTEL, "igb_uio"), "user-space-driver"),
+    ("DPDK's igb_uio", function(NIC, INTEL, "igb_uio", uio=("uio0",)), "user-space-driver"),
+    ("a mediated device of a NIC", function(NIC, MELLANOX, "mlx5_core", net=("ens9",), mdevs=(UUID,)), "virtualized"),
     ("pci-stub", function(NIC, INTEL, "pci-stub"), "reserved"),
     ("a driver that is not known, without an interface", function(NIC, "0xabcd", "newnic"), "no-interface"),
 ]
@@ -142,6 +155,15 @@ OTHERS: list[tuple[str, PciFunction, str | None]] = [
     ("Gaudi whose driver failed", function(ACCELERATOR, "0x1da3", "habanalabs"), "no-node"),
     ("Trainium, whose nodes are not in /sys", function(ACCELERATOR, "0x1d0f", "neuron-driver"), None),
     ("QAT, which works through virtual functions", function(ACCELERATOR, INTEL, "4xxx"), "no-node"),
+    ("QAT of Intel's own driver", function(ACCELERATOR, INTEL, "4xxx", uio=("uio0", "uio1")), "user-space-driver"),
+    (
+        "an Ascend of which a virtual machine has a part",
+        function(ACCELERATOR, "0x19e5", "x", mdevs=(UUID,)),
+        "virtualized",
+    ),
+    ("TPU v4", function(ACCELERATOR, "0x1ae0", "tpu_v4", accel=("accel0",)), None),
+    ("TPU v5e", function(ACCELERATOR, "0x1ae0", "vfio-pci"), None),
+    ("an NPU without a driver", function(ACCELERATOR, "0x1022", None), "no-driver"),
     ("a virtual function of QAT", function(ACCELERATOR, INTEL, "vfio-pci", physfn=PHYSICAL), None),
     ("an NPU", function(ACCELERATOR, AMD, "amdxdna", accel=("accel0",)), None),
     ("Alveo", function(FPGA, "0x10ee", "xocl", drm=rendering()), None),

@@ -16,9 +16,12 @@ from dra_agent.topology import Distance, Topology, scan
 from dra_simulate import build_machine
 from dra_simulate.host_network import HostNetwork, Route, VirtualInterface
 from dra_simulate.machine import Function, HostBridge, LinkState, Machine, NumaNode, NvidiaDriver, PciId
-from dra_simulate.models import H100_SXM
+from dra_simulate.models import A100_PCIE, H100_SXM
+from dra_simulate.parts.accelerators import aws_f2, coral, qat_of_vendor, tpu_v4, tpu_v5e, xdna
 from dra_simulate.parts.amd import mi210
 from dra_simulate.parts.bridges import PLX_SWITCH, port, switch
+from dra_simulate.parts.display import intel_igpu, virtio_gpu
+from dra_simulate.parts.held import passed_through, with_mediated_devices, without_driver
 from dra_simulate.parts.network import connectx6dx
 from dra_simulate.parts.nvidia import gpu
 from eventually import DEADLINE_S
@@ -142,3 +145,99 @@ def test_a_virtual_function_below_the_hosts_uplink_is_excluded(make: Make) -> No
     (excluded,) = inventory.excluded
     assert (excluded.name, excluded.code) == ("nic-0000-01-00-0", "host-interface")
     assert "eth0" in excluded.reason and "default route" in excluded.reason
+
+
+def outcome(host: Host, inventory: Inventory, tmp_path: Path) -> dict[str, str]:
+    """Return by device the nodes that a claim of it gets, or the code of its exclusion."""
+    nodes = received(host, inventory, tmp_path)
+    published = {one.name: " ".join(sorted(nodes[one.name] - {"/dev/vfio/vfio"})) for one in inventory.devices}
+    return {one.name: one.code for one in inventory.excluded} | published
+
+
+def test_tpus_have_the_nodes_of_their_generation(make: Make, tmp_path: Path) -> None:
+    host = make(
+        HostBridge(
+            "pci0000:00",
+            0,
+            (
+                tpu_v4("0000:00:04.0", 0),
+                tpu_v4("0000:00:05.0", 1),
+                without_driver(tpu_v4("0000:00:06.0", 2)),
+                passed_through(tpu_v5e("0000:00:07.0"), 0),
+                tpu_v5e("0000:00:08.0"),
+            ),
+        )
+    )
+    topology, inventory = examine(host)
+    group = topology.by_address["0000:00:07.0"].iommu_group
+    assert outcome(host, inventory, tmp_path) == {
+        "accelerator-0000-00-04-0": "/dev/accel0",
+        "accelerator-0000-00-05-0": "/dev/accel1",
+        "accelerator-0000-00-06-0": "no-driver",
+        "accelerator-0000-00-07-0": f"/dev/vfio/{group} /dev/vfio/devices/vfio0",
+        "accelerator-0000-00-08-0": "no-driver",
+    }
+    names = {one.name: one.attributes["productName"].value for one in inventory.devices}
+    assert set(names.values()) == {"TPU v4", "TPU v5e"}
+
+
+def test_fpgas_of_aws_are_claimable_without_their_management(make: Make, tmp_path: Path) -> None:
+    bound, management = aws_f2("0000:01:00")
+    host = make(HostBridge("pci0000:00", 0, (passed_through(bound, 0), management, *aws_f2("0000:02:00"))))
+    topology, inventory = examine(host)
+    group = topology.by_address["0000:01:00.0"].iommu_group
+    assert outcome(host, inventory, tmp_path) == {
+        "fpga-0000-01-00-0": f"/dev/vfio/{group} /dev/vfio/devices/vfio0",
+        "fpga-0000-01-00-1": "management",
+        "fpga-0000-02-00-0": "no-driver",
+        "fpga-0000-02-00-1": "management",
+    }
+
+
+def test_accelerators_without_a_driver_are_not_silently_absent(make: Make, tmp_path: Path) -> None:
+    found = (without_driver(xdna("0000:01:00.1", 0)), without_driver(coral("0000:02:00.0", 0)))
+    host = make(HostBridge("pci0000:00", 0, (*found, qat_of_vendor("0000:03:00.0", 0))))
+    _, inventory = examine(host)
+    assert outcome(host, inventory, tmp_path) == {
+        "accelerator-0000-01-00-1": "no-driver",
+        "accelerator-0000-02-00-0": "no-driver",
+        "accelerator-0000-03-00-0": "user-space-driver",
+    }
+
+
+def test_a_gpu_in_parts_for_virtual_machines_is_not_published(make: Make, tmp_path: Path) -> None:
+    uuid = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
+    gpus = (gpu(f"0000:0{number}:00.0", A100_PCIE, number, machine=_NAME) for number in (1, 2, 3))
+    plain, offered, divided = gpus
+    host = make(
+        HostBridge(
+            "pci0000:00",
+            0,
+            (
+                intel_igpu(8),
+                plain,
+                with_mediated_devices(offered),
+                with_mediated_devices(divided, uuid),
+                with_mediated_devices(intel_igpu(9, address="0000:04:00.0")),
+                with_mediated_devices(intel_igpu(10, address="0000:05:00.0"), uuid.replace("fa", "fb")),
+            ),
+        ),
+        nvidia=True,
+    )
+    _, inventory = examine(host)
+    found = outcome(host, inventory, tmp_path)
+    assert {name: code for name, code in found.items() if not code.startswith("/dev")} == {
+        "gpu-0000-02-00-0": "virtualized",
+        "gpu-0000-03-00-0": "virtualized",
+        "gpu-0000-05-00-0": "virtualized",
+    }
+    assert found.keys() >= {"gpu-0000-00-02-0", "gpu-0000-01-00-0", "gpu-0000-04-00-0"}
+
+
+@pytest.mark.parametrize("bus_device", [None, "virtio3"])
+def test_the_display_of_a_virtual_machine_can_be_allowed(bus_device: str | None, make: Make, tmp_path: Path) -> None:
+    host = make(HostBridge("pci0000:00", 0, (virtio_gpu("0000:00:01.0", 0, bus_device),)))
+    _, inventory = examine(host)
+    assert outcome(host, inventory, tmp_path) == {"gpu-0000-00-01-0": "console"}
+    _, inventory = examine(host, InventorySettings(displays=("true",)))
+    assert outcome(host, inventory, tmp_path) == {"gpu-0000-00-01-0": "/dev/dri/card0 /dev/dri/renderD128"}

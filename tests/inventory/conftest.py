@@ -65,6 +65,7 @@ def function(host: Host) -> FunctionMaker:
             "vfio": None,
             "noiommu": False,
             "uio": (),
+            "mdevs": None,
             "invalid_names": (),
         }
         return PciFunction(pci_address=address, kind=kind, vendor_id=vendor, device_id=device, **(values | facts))

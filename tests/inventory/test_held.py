@@ -156,9 +156,11 @@ def test_a_partition_holds_its_whole_device(host: Host, function: FunctionMaker,
     assert described(collect(host, topology, held=["gpu-0000-3b-01-0", "gpu-0000-3b-00", "x", ""])) == {}
 
 
-@pytest.mark.parametrize("driver", [None, "pci-stub", "uio_pci_generic"])
-def test_a_claimed_device_that_has_lost_its_driver_is_unhealthy_and_not_missing(nic: Nic, driver: str | None) -> None:
-    nic.more = {"driver": driver}
+@pytest.mark.parametrize(
+    "facts", [{"driver": None}, {"driver": "pci-stub"}, {"driver": "uio_pci_generic", "uio": ("uio0",)}]
+)
+def test_a_claimed_device_that_has_lost_its_driver_is_unhealthy_and_not_missing(nic: Nic, facts: Any) -> None:
+    nic.more = facts
     assert described(nic.collect(NIC)) == {NIC: ["not-claimable"]}
     assert described(nic.collect()) == {}
 

@@ -63,7 +63,7 @@ def fake_function(number: int, **facts: object) -> PciFunction:
         "numa_source": "device", "pcie_root": "pci0000:00", "parents": [], "pcie_switch": None, "driver": None,
         "iommu_group": None, "link": None, "sriov": None, "physfn": None, "virtfns": [], "net": [], "infiniband": [],
         "uverbs": [], "drm": None, "accel": [], "kfd": None, "vfio": None,
-        "card_link": None, "noiommu": False, "uio": [], "invalid_names": [],
+        "card_link": None, "noiommu": False, "uio": [], "mdevs": None, "invalid_names": [],
     }  # fmt: skip
     return msgspec.convert({**document, **facts}, PciFunction)
 

@@ -7,13 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from dra_agent.claimable.codes import Code
-from dra_agent.claimable.drivers import CONSOLE_VENDORS, NEURON_DRIVER, TEGRA_HINT, DriverFacts, driver_facts
+from dra_agent.claimable.drivers import CONSOLE_VENDORS, NEURON_DRIVER, TEGRA_HINT, driver_facts
 from dra_agent.claimable.use import HostUse
 from dra_agent.topology.model import DeviceKind, PciFunction
 
 _BY_MEANING: dict[str, Code] = {
     "reserves": "reserved",
-    "user-space": "user-space-driver",
     "unusable": "unusable-driver",
     "virtualizes": "virtualized",
     "manages": "management",
@@ -102,9 +101,19 @@ def refusal(function: PciFunction, facts: HostFacts) -> Refusal | None:
             " can use it",
             "load its driver, or bind it to vfio-pci",
         )
+    if (virtualized := _virtualized(function)) is not None:
+        return virtualized
+    if function.uio:
+        return Refusal(
+            "user-space-driver",
+            f"{function.driver} gives it to programs by /dev/{function.uio[0]}, without the protection of an IOMMU",
+            "bind it to vfio-pci if containers or virtual machines are to have it",
+        )
+    if function.is_vfio:
+        return _of_vfio(function)
     known = driver_facts(function.driver, function.kind) if function.driver is not None else None
     if known is not None:
-        return _of_known(function, known)
+        return Refusal(_BY_MEANING[known.meaning], f"{function.driver} {known.reason}", known.hint)
     if function.kind is DeviceKind.GPU:
         return _of_gpu(function)
     if function.kind is DeviceKind.NIC:
@@ -112,9 +121,25 @@ def refusal(function: PciFunction, facts: HostFacts) -> Refusal | None:
     return None if _has_anything(function, facts) else _nothing(function)
 
 
-def _of_known(function: PciFunction, driver: DriverFacts) -> Refusal | None:
-    if driver.meaning != "passes-through":
-        return Refusal(_BY_MEANING[driver.meaning], f"{function.driver} {driver.reason}", driver.hint)
+def _virtualized(function: PciFunction) -> Refusal | None:
+    if function.mdevs:
+        return Refusal(
+            "virtualized",
+            f"it has {len(function.mdevs)} mediated devices, which are parts of it for virtual machines",
+            "remove them (/sys/bus/mdev/devices/UUID/remove)",
+        )
+    # NVIDIA's driver only has types of them in its build for hosts of virtual machines (vgpu-vfio-mdev.c), which CUDA
+    # cannot use. Other drivers, i915 with GVT-g for example, serve the host as before until a device is made.
+    if function.mdevs is not None and function.driver == _NVIDIA_DRIVER:
+        return Refusal(
+            "virtualized",
+            "its driver divides it for virtual machines (mdev_supported_types)",
+            "claim GPUs inside the virtual machine, or install NVIDIA's driver for compute",
+        )
+    return None
+
+
+def _of_vfio(function: PciFunction) -> Refusal | None:
     if function.noiommu:
         return Refusal(
             "vfio-noiommu",

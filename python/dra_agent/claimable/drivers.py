@@ -6,16 +6,13 @@ kernel's `struct pci_driver`, which are often not the names of modules.
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from dra_agent.topology.model import DeviceKind
 
-Meaning = Literal["passes-through", "reserves", "user-space", "unusable", "manages", "virtualizes", "other-platform"]
-"""passes-through: it gives the whole function to a virtual machine or a driver in user space, through VFIO.
+Meaning = Literal["reserves", "unusable", "manages", "virtualizes", "other-platform"]
+"""reserves: it holds the function for something else.
 
-reserves: it holds the function for something else. user-space: a process of the host drives it, without an IOMMU.
 unusable: it drives the device, but not for what claims ask of it. manages: it configures or flashes the card.
 virtualizes: it divides the device for virtual machines. other-platform: it drives a device of a system on a chip.
 """
@@ -39,13 +36,6 @@ TEGRA_HINT = "run its containers with NVIDIA's container toolkit (nvidia-ctk cdi
 _GPU = frozenset({DeviceKind.GPU})
 _FPGA = frozenset({DeviceKind.FPGA})
 _INSTALL_NVIDIA = "blacklist it and install NVIDIA's driver"
-
-# drivers/uio, and DPDK's igb_uio: a process that opens /dev/uioN can reach all memory of the host.
-_UIO = DriverFacts(
-    "user-space",
-    "lets processes of the host access it without the protection of an IOMMU",
-    "bind it to vfio-pci if containers or virtual machines are to have it",
-)
 _XEN = DriverFacts(
     "reserves",
     "keeps it for a Xen guest",
@@ -64,8 +54,6 @@ _DRIVERS = {
     # drivers/xen/xen-pciback: the name in /sys is "pciback".
     "pciback": _XEN,
     "xen-pciback": _XEN,
-    "uio_pci_generic": _UIO,
-    "igb_uio": _UIO,
     "nouveau": DriverFacts("unusable", "drives it, which CUDA cannot use", _INSTALL_NVIDIA, _GPU),
     # drivers/gpu/nova-core: the module's name is the driver's.
     "NovaCore": _NOVA,
@@ -94,18 +82,11 @@ _DRIVERS = {
     "amdxdna_mgmt": _CARD,
 }
 
-_PASSES_THROUGH = re.compile(r"vfio-pci|.+[-_]vfio[-_]pci")
-"""vfio-pci and the vendors' variants of it: mlx5_vfio_pci, nvgrace_gpu_vfio_pci, xe-vfio-pci."""
-_VFIO_FACTS = DriverFacts("passes-through", "gives the whole function away", "")
-
 CONSOLE_VENDORS = frozenset({"0x1af4", "0x15ad"})
 """virtio-gpu and VMware's: their drivers make a render node with and without a GPU behind it."""
 
 
-@lru_cache(256)
 def driver_facts(driver: str, kind: DeviceKind) -> DriverFacts | None:
     """Return what a driver means for a function of this kind; None if it is judged by what it made."""
-    if _PASSES_THROUGH.fullmatch(driver):
-        return _VFIO_FACTS
     known = _DRIVERS.get(driver)
     return known if known is not None and (known.kinds is None or kind in known.kinds) else None

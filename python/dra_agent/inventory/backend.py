@@ -12,7 +12,6 @@ from typing import Protocol, runtime_checkable
 from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.api import CounterSet
-from dra_agent.inventory.builder import is_vfio
 from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.inventory.model import Device, DeviceEvent, Exclusion
 from dra_agent.inventory.rules import PartitionRules
@@ -140,7 +139,7 @@ def load_backend(name: str, host: Host, settings: InventorySettings) -> DeviceBa
 
 def backend_of(function: PciFunction) -> str:
     """Return the name of the back end of a claimable function."""
-    if is_vfio(function):
+    if function.is_vfio:
         return "plain"
     if function.kind is DeviceKind.GPU:
         vendor = GPU_VENDORS.get(function.vendor_id)

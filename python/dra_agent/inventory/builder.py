@@ -137,7 +137,7 @@ class DeviceBuilder:
     def _common(self) -> None:
         function = self.function
         link = function.card_link
-        self.set("type", "vfio" if is_vfio(function) else self.family)
+        self.set("type", "vfio" if function.is_vfio else self.family)
         self.set("vendor", vendor_of(function.vendor_id))
         self.set("vendorID", function.vendor_id)
         self.set("deviceID", function.device_id)
@@ -154,7 +154,7 @@ class DeviceBuilder:
         self.set("resource.kubernetes.io/pciBusID", function.pci_address)
         self.set("resource.kubernetes.io/numaNode", function.numa_node)
         self.add_identity(driver=function.driver, vfio=function.vfio)
-        if is_vfio(function):
+        if function.is_vfio:
             # The legacy interface is a node per IOMMU group; /dev/vfio/devices is the newer one, per device.
             if function.iommu_group is not None:
                 self.node(f"/dev/vfio/{function.iommu_group}", "vfio")
@@ -176,11 +176,6 @@ class DeviceBuilder:
 def pci_files(host: Host, function: PciFunction, problems: list[Diagnostic]) -> SysfsDir:
     """Return the sysfs directory of a PCI function."""
     return SysfsDir(f"{host.sysfs}/bus/pci/devices/{function.pci_address}", problems)
-
-
-def is_vfio(function: PciFunction) -> bool:
-    """Return True for a function that is bound for user space or a virtual machine: vfio-pci, mlx5_vfio_pci, ..."""
-    return function.driver is not None and "vfio" in function.driver
 
 
 MECHANISM = "dmem"

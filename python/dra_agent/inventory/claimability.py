@@ -14,7 +14,7 @@ from dra_agent.claimable.network import HostNetwork
 from dra_agent.claimable.use import host_use
 from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
-from dra_agent.inventory.builder import is_vfio, pci_files
+from dra_agent.inventory.builder import pci_files
 from dra_agent.inventory.evaluation import Rule, without_effect
 from dra_agent.inventory.model import HOST_USE, NOT_CLAIMABLE, Device, Exclusion, Family, ObservedIssue, device_name
 from dra_agent.inventory.passthrough import PASSTHROUGH
@@ -154,7 +154,7 @@ class Claimability:
             held=self._held,
             nodes={one.pci_address: self._nodes(one, cards, problems) for one in functions if _has_own_nodes(one)},
             wholes={
-                **{one.pci_address: None for one in cards if is_fpga_companion(one) and not is_vfio(one)},
+                **{one.pci_address: None for one in cards if is_fpga_companion(one) and not one.is_vfio},
                 **{part.pci_address: whole.pci_address for whole in cards for part in fpga_companions(whole, cards)},
             },
             managing=frozenset(one.pci_address for one in cards if is_fpga_management(one)),

@@ -108,6 +108,12 @@ _PRODUCTS = {
     "1da3:1020": "Gaudi2 HL-2080",
     "1da3:1060": "Gaudi3",
     "1da3:1063": "Gaudi3 PCIe",
+    # Google's JAX, jax/_src/hardware_utils.py; v2 and v3 share an id.
+    "1ae0:005e": "TPU v4",
+    "1ae0:0062": "TPU v5p",
+    "1ae0:0063": "TPU v5e",
+    "1ae0:006f": "TPU v6e",
+    "1ae0:0076": "TPU v7",
     "1bcf:001c": "Vector Engine 1.0",
     "17cb:a100": "Cloud AI 100",
     "1e52:401e": "Wormhole",
@@ -128,7 +134,17 @@ _FPGA_CARDS = {
     "8086:0b30": FpgaCard("Intel FPGA Programmable Acceleration Card N3000", 1_150_000),
 }
 
-_FPGA_MANAGEMENT = frozenset({"10ee:5000", "10ee:5004", "10ee:500c", "10ee:5020", "10ee:505c", "10ee:50b4"})
+_XRT_MANAGEMENT = (
+    "4a47 4a87 4b47 4b87 5000 5004 5008 500c 5020 5028 5030 5034 503c 5044 5048 504e 5050 5058 505c 5060 "
+    "506c 5074 5078 5094 5098 513c 6098 684f 688f 694f 6987 698f 6a4f 6a8f 6a9f 6b0f 6e4f 6e8f 788f 798f "
+    "888f 898f a883 a983 d000 d004 d008 d00c d020 d030 d03c d04c e098 e987 eb10 f987"
+)
+"""XOCL_MGMT_PCI_IDS of XRT's devices.h: what xclmgmt drives, also cards with their factory image."""
+# Of the SLASH and AVED designs (Xilinx/AVED, sw/AMI), of AWS F1 (XRT's awsmgmt; F1_MBOX_DEVICE_ID in aws-fpga,
+# fpga_common.h), and of AWS F2 (F2_MBOX_DEVICE_ID).
+_FPGA_MANAGEMENT = frozenset(
+    {"10ee:50b4", "1d0f:1040", "1d0f:1041", "1d0f:9248", *(f"10ee:{device}" for device in _XRT_MANAGEMENT.split())}
+)
 
 # Functions of a card that are used together with another one of it, by the id of that one.
 _FPGA_COMPANIONS = {"10ee:50b6": "10ee:50b5"}

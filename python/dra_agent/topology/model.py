@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from dra_agent._native import is_vfio_driver
 from dra_agent.topology.uevent import Uevent
 
 
@@ -112,7 +113,7 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     uverbs: tuple[str, ...]
     drm: Drm | None
     accel: tuple[str, ...]
-    """Names below /dev: "accel/accel0", "apex_0"."""
+    """Names below /dev: "accel/accel0", "accel0" of a TPU v4, "apex_0"."""
     kfd: int | None
     """Node id of the AMD kernel fusion driver; the lowest one of a partitioned GPU."""
     vfio: str | None
@@ -120,8 +121,15 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     """Bound to vfio-pci, or a variant of it, without an IOMMU."""
     uio: tuple[str, ...]
     """Names below /dev: "uio0"."""
+    mdevs: tuple[str, ...] | None
+    """UUIDs of its mediated devices, which are parts of it for virtual machines; None if its driver makes none."""
     invalid_names: tuple[str, ...]
     """Names that are not UTF-8, with escaped bytes, which the fields above lack: "net/eth\\xff"."""
+
+    @property
+    def is_vfio(self) -> bool:
+        """True if it is bound for a virtual machine or a driver in user space: to vfio-pci, mlx5_vfio_pci, ..."""
+        return self.driver is not None and is_vfio_driver(self.driver)
 
 
 class ScanProblem(msgspec.Struct, frozen=True):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dra_simulate.machine import Bar, Function, LinkState, PciId, Sriov
 from dra_simulate.parts.bridges import guid
 from dra_simulate.roles.drm import AccelNodes, DrmNodes
 from dra_simulate.roles.network import RdmaDevice
-from dra_simulate.roles.vendor import FpgaRegion, VendorNode, VirtualDevice
+from dra_simulate.roles.vendor import FpgaRegion, UioDevice, VendorNode, VirtualDevice
 
-_PROCESSING = 0x120000
+_PROCESSING, _MEMORY, _UNASSIGNED = 0x120000, 0x058000, 0xFF0000
+_GOOGLE, _AMAZON = 0x1AE0, 0x1D0F
 _MIB, _GIB = 1 << 20, 1 << 30
 
 
@@ -170,6 +173,45 @@ def hailo(address: str, number: int) -> Function:
         bars=(Bar(16 << 10, prefetchable=True), Bar(4 << 10, prefetchable=True)),
         roles=(VendorNode(f"hailo_chardev/hailo{number}", "hailo", number, in_class="hailo_chardev"),),
     )
+
+
+def tpu_v4(address: str, number: int) -> Function:
+    """A TPU v4 under Google's driver, whose class is named as the kernel's accel class, and whose nodes are in /dev."""
+    return Function(
+        address,
+        PciId(_GOOGLE, 0x005E, _UNASSIGNED, _GOOGLE, 0x005E),
+        driver="tpu_v4",
+        link=LinkState(3, 16),
+        bars=(Bar(64 * _MIB, prefetchable=True),),
+        roles=(VendorNode(f"accel/accel{number}", "accel", number, in_class="accel"),),
+    )
+
+
+def tpu_v5e(address: str) -> Function:
+    """A TPU v5e as a machine starts; Google's images bind it to vfio-pci, which is how applications use it."""
+    return Function(
+        address,
+        PciId(_GOOGLE, 0x0063, _UNASSIGNED, _GOOGLE, 0x0063),
+        link=LinkState(4, 16),
+        bars=(Bar(64 * _MIB, prefetchable=True),),
+    )
+
+
+def aws_f2(slot: str) -> tuple[Function, Function]:
+    """An FPGA of AWS F2 ("0000:9f:00"): its application, which programs map without a driver, and its management."""
+    application = Function(
+        f"{slot}.0",
+        PciId(_AMAZON, 0xF010, _MEMORY, _AMAZON, 0x0103),
+        bars=(Bar(64 * _MIB), Bar(128 * _GIB, prefetchable=True)),
+    )
+    management = Function(f"{slot}.1", PciId(_AMAZON, 0x9248, _MEMORY, _AMAZON, 0x9248), bars=(Bar(16 << 10),))
+    return application, management
+
+
+def qat_of_vendor(address: str, first: int, bundles: int = 2) -> Function:
+    """A QuickAssist under the driver of Intel's package, which gives programs its bundles: /dev/uioN from `first`."""
+    roles = tuple(UioDevice(first + bundle, "4xxx") for bundle in range(bundles))
+    return replace(qat(address), roles=(*qat(address).roles, *roles))
 
 
 def qat(address: str, *, virtual: int = 0) -> Function:

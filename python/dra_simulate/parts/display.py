@@ -30,9 +30,12 @@ def display(address: str, card: int, chip: DisplayChip = "ast") -> Function:
     return Function(address, CHIPS[chip], driver=chip, bars=bars, roles=(DrmNodes(card, None),))
 
 
-def virtio_gpu(address: str, card: int) -> Function:
-    """The display of a virtual machine of QEMU; it has a render node with and without a GPU behind it."""
-    roles = (DrmNodes(card, _FIRST_RENDER + card),)
+def virtio_gpu(address: str, card: int, bus_device: str | None = None) -> Function:
+    """The display of a virtual machine of QEMU; it has a render node with and without a GPU behind it.
+
+    `bus_device`: the directory of virtio's bus ("virtio1") in which older kernels make the nodes.
+    """
+    roles = (DrmNodes(card, _FIRST_RENDER + card, bus_device=bus_device),)
     return Function(
         address,
         PciId(0x1AF4, 0x1050, _VGA, 0x1AF4, 0x1100, 0x01),

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 from dra_simulate.machine import Function, PciId, Role, Sriov
 from dra_simulate.roles.drm import DrmNodes
-from dra_simulate.roles.vendor import NoIommuVfioDevice, UioDevice, VfioDevice, VgpuFunction, VirtualDevice
+from dra_simulate.roles.vendor import (
+    MediatedDevices,
+    NoIommuVfioDevice,
+    UioDevice,
+    VfioDevice,
+    VgpuFunction,
+    VirtualDevice,
+)
 
 _FIRST_RENDER = 128
 _GIM_MINOR = 120
@@ -40,6 +47,12 @@ def passed_through(function: Function, number: int, *, iommu: bool = True) -> Fu
     """The function on vfio-pci; without an IOMMU, `number` is also that of its group."""
     role: Role = VfioDevice(number) if iommu else NoIommuVfioDevice(number)
     return replace(function, driver="vfio-pci", roles=(role,), attributes={})
+
+
+def with_mediated_devices(function: Function, *uuids: str) -> Function:
+    """A GPU without virtual functions whose driver offers parts of it to virtual machines, which have those `uuids`."""
+    types = {"i915-GVTg_V5_4": "GVTg_V5_4"} if function.driver == "i915" else {"nvidia-222": "GRID T4-1B"}
+    return replace(function, roles=(*function.roles, MediatedDevices(types, uuids)))
 
 
 def vgpu_host(function: Function, types: tuple[int, ...], *, total: int = 16) -> Function:

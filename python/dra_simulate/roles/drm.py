@@ -18,22 +18,28 @@ class DrmNodes:
     render: int | None
     card_attributes: Mapping[str, str | int] = field(default_factory=dict)
     """Further attributes of the card's folder."""
+    bus_device: str | None = None
+    """The directory of virtio's bus that has the nodes ("virtio1")."""
 
     def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the nodes to sysfs and /dev/dri."""
         tree.file("sys/class/drm/version", "drm 1.1.0 20060810")
         if self.card is not None:
             self._node(site, tree, f"card{self.card}", "card", self.card)
-            tree.files(f"{site.path}/drm/card{self.card}", dict(self.card_attributes))
+            tree.files(f"{self._device(site)}/drm/card{self.card}", dict(self.card_attributes))
         if self.render is not None:
             self._node(site, tree, f"renderD{self.render}", "render", self.render)
 
+    def _device(self, site: RoleContext) -> str:
+        return f"{site.path}/{self.bus_device}" if self.bus_device else site.path
+
     def _node(self, site: RoleContext, tree: Tree, name: str, kind: str, minor: int) -> None:
-        path = f"{site.path}/drm/{name}"
+        device = self._device(site)
+        path = f"{device}/drm/{name}"
         major = MAJORS["drm"]
         uevent = f"MAJOR={major}\nMINOR={minor}\nDEVNAME=dri/{name}\nDEVTYPE=drm_minor"
         tree.files(path, {"dev": f"{major}:{minor}", "uevent": uevent})
-        tree.link(f"{path}/device", site.path)
+        tree.link(f"{path}/device", device)
         tree.link(f"{path}/subsystem", "sys/class/drm")
         tree.link(f"sys/class/drm/{name}", path)
         tree.link(f"sys/dev/char/{major}:{minor}", path)

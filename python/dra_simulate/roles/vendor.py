@@ -161,3 +161,33 @@ class VgpuFunction:
             {"creatable_vgpu_types": "" if self.vgpu_type else "ID    : vGPU Name", "gpu_instance_id": 0},
         )
         tree.files(f"{site.path}/nvidia", {"current_vgpu_type": self.vgpu_type, "vgpu_params": ""}, WRITABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class MediatedDevices:
+    """What a driver offers virtual machines through the kernel's mdev: types, and the devices that were made of them.
+
+    Layout of drivers/vfio/mdev/mdev_sysfs.c; NVIDIA's vGPU up to release 16 and Intel's GVT-g use it.
+    """
+
+    types: Mapping[str, str]
+    """The names of types by their folders: "nvidia-222": "GRID T4-1B"."""
+    uuids: tuple[str, ...] = ()
+    """Of devices of the first type."""
+
+    def plan(self, site: RoleContext, tree: Tree) -> None:
+        """Add the folders of types and devices."""
+        offered = f"{site.path}/mdev_supported_types"
+        for folder, name in self.types.items():
+            path = f"{offered}/{folder}"
+            tree.files(path, {"name": name, "device_api": "vfio-pci", "available_instances": 16 - len(self.uuids)})
+            tree.file(f"{path}/create", b"", WRITABLE)
+            tree.directory(f"{path}/devices")
+        tree.link(f"sys/class/mdev_bus/{site.function.address}", site.path)
+        for uuid in self.uuids:
+            path = f"{site.path}/{uuid}"
+            tree.file(f"{path}/remove", b"", WRITABLE)
+            tree.link(f"{path}/mdev_type", f"{offered}/{next(iter(self.types))}")
+            tree.link(f"{path}/subsystem", "sys/bus/mdev")
+            tree.link(f"sys/bus/mdev/devices/{uuid}", path)
+            tree.link(f"{offered}/{next(iter(self.types))}/devices/{uuid}", path)

@@ -140,8 +140,14 @@ fn closed() -> PyErr {
     PyOSError::new_err("the uevent socket is closed")
 }
 
+#[pyfunction]
+fn is_vfio_driver(name: &str) -> bool {
+    dra_topology::is_vfio_driver(name)
+}
+
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("TopologyError", module.py().get_type::<TopologyError>())?;
+    module.add_function(wrap_pyfunction!(is_vfio_driver, module)?)?;
     module.add_class::<PyTopology>()?;
     module.add_class::<PyUeventSocket>()
 }

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::address::PciAddress;
+use crate::driver::is_vfio_driver;
 use crate::function_reader::FunctionReader;
 use crate::identity::{hex8, hex16};
 use crate::kind::Kind;
@@ -27,13 +28,15 @@ pub struct Details {
     pub infiniband: Vec<String>,
     pub uverbs: Vec<String>,
     pub drm: Option<Drm>,
-    /// Names below `/dev`: `accel/accel0`, `apex_0`.
+    /// Names below `/dev`: `accel/accel0` of the kernel's accel class, `accel0` of a TPU v4, `apex_0`.
     pub accel: Vec<String>,
     pub vfio: Option<String>,
     /// The function is bound to vfio-pci, or a variant of it, without an IOMMU.
     pub noiommu: bool,
     /// Names below `/dev`: `uio0`.
     pub uio: Vec<String>,
+    /// The UUIDs of its mediated devices, which are virtual machines' shares of it; `None` if its driver makes none.
+    pub mdevs: Option<Vec<String>>,
     /// Names of interfaces and nodes that are not UTF-8, which the lists above lack: the directory, a slash, and the
     /// name with escaped bytes.
     pub invalid_names: Vec<String>,
@@ -71,32 +74,26 @@ struct AcceleratorClass {
     dir: &'static str,
     /// The beginning of a name; a number follows. Habana's driver also makes `accel_controlD0`.
     stem: &'static str,
-    /// What the class puts before the name below `/dev`.
-    below_dev: &'static str,
 }
 
-/// The kernel's accel class (accel_devnode in drivers/accel/drm_accel.c), Google's gasket driver, and Hailo's drivers of
-/// Hailo-8 and of later devices. The driver of Hailo-8 up to 4.22 makes its nodes below no function.
+/// The accel class of the kernel (drivers/accel) and of Google's TPU drivers, Google's gasket driver, and Hailo's drivers
+/// of Hailo-8 and of later devices. The driver of Hailo-8 up to 4.22 makes its nodes below no function.
 const ACCELERATOR_CLASSES: [AcceleratorClass; 4] = [
     AcceleratorClass {
         dir: "accel",
         stem: "accel",
-        below_dev: "accel/",
     },
     AcceleratorClass {
         dir: "apex",
         stem: "apex_",
-        below_dev: "",
     },
     AcceleratorClass {
         dir: "hailo_chardev",
         stem: "hailo",
-        below_dev: "",
     },
     AcceleratorClass {
         dir: "hailo1x",
         stem: "h1x-",
-        below_dev: "",
     },
 ];
 
@@ -133,7 +130,7 @@ impl Details {
         if matches!(kind, Kind::Nic | Kind::Fpga | Kind::Accelerator) {
             details.net = reader.names("net", any);
             if details.net.is_empty() && driver == Some("virtio-pci") {
-                details.net = reader.virtio_net();
+                details.net = reader.virtio_names("net");
             }
             details.infiniband = reader.names("infiniband", any);
             if !details.infiniband.is_empty() {
@@ -141,7 +138,12 @@ impl Details {
             }
         }
         if matches!(kind, Kind::Gpu | Kind::Accelerator | Kind::Fpga) {
-            let mut nodes = reader.names("drm", any).into_iter();
+            let mut nodes = reader.names("drm", any);
+            // Older kernels have virtio-gpu's nodes below virtioN.
+            if nodes.is_empty() && driver == Some("virtio-pci") {
+                nodes = reader.virtio_names("drm");
+            }
+            let mut nodes = nodes.into_iter();
             let card = nodes.clone().find(|name| name.starts_with("card"));
             let render = nodes.find(|name| name.starts_with("renderD"));
             details.drm = (card.is_some() || render.is_some()).then_some(Drm { card, render });
@@ -149,15 +151,24 @@ impl Details {
                 Kind::Accelerator => &ACCELERATOR_CLASSES[..],
                 _ => &ACCELERATOR_CLASSES[..1],
             };
-            details.accel = reader.accelerator_nodes(classes).collect();
+            details.accel = reader
+                .accelerator_entries(classes)
+                .iter()
+                .filter_map(|entry| reader.device_node(entry))
+                .collect();
         }
-        // vfio-pci and the vendors' variants of it: mlx5_vfio_pci, nvgrace_gpu_vfio_pci, xe-vfio-pci.
-        if driver.is_some_and(|name| name.contains("vfio")) {
+        if driver.is_some_and(is_vfio_driver) {
             details.vfio = reader.names("vfio-dev", numbered("vfio")).pop();
             let group = reader.optional("iommu_group/name", |name| Some(name == NOIOMMU_GROUP));
             details.noiommu = group == Some(true);
-        } else if driver.is_some() && kind != Kind::Nvme && details.has_no_interface() {
-            details.uio = reader.names("uio", numbered("uio"));
+        } else if driver.is_some() && kind != Kind::Nvme {
+            if details.has_no_interface() {
+                details.uio = reader.names("uio", numbered("uio"));
+            }
+            // A NIC may have hundreds of virtual functions, and no driver divides them further.
+            if kind != Kind::Nic || details.physfn.is_none() {
+                details.mdevs = reader.mediated_devices();
+            }
         }
         details.invalid_names = std::mem::take(&mut reader.invalid_names);
         details
@@ -196,27 +207,37 @@ impl Details {
 impl FunctionReader<'_> {
     /// Whether the driver made a node of an accelerator, whatever the class of the function is.
     pub(crate) fn has_accelerator_node(&mut self) -> bool {
-        self.accelerator_nodes(&ACCELERATOR_CLASSES)
-            .next()
-            .is_some()
+        !self.accelerator_entries(&ACCELERATOR_CLASSES).is_empty()
     }
 
-    fn accelerator_nodes(
-        &mut self,
-        classes: &'static [AcceleratorClass],
-    ) -> impl Iterator<Item = String> {
-        classes.iter().flat_map(|class| {
-            let names = self.names(class.dir, numbered(class.stem)).into_iter();
-            names.map(|name| format!("{}{name}", class.below_dev))
-        })
+    /// Returns the directories of nodes of accelerators: `accel/accel0`.
+    fn accelerator_entries(&mut self, classes: &'static [AcceleratorClass]) -> Vec<String> {
+        let mut entries = Vec::new();
+        for AcceleratorClass { dir, stem } in classes {
+            let names = self.names(dir, numbered(stem));
+            entries.extend(names.iter().map(|name| format!("{dir}/{name}")));
+        }
+        entries
     }
 
-    /// Returns the network interfaces of a virtio function, which are one level below, in `virtioN`.
-    fn virtio_net(&mut self) -> Vec<String> {
+    /// Returns the name below `/dev` of the character device with this directory.
+    fn device_node(&mut self, entry: &str) -> Option<String> {
+        self.optional(&format!("{entry}/uevent"), devname)
+    }
+
+    /// Returns what a virtio function has of a class, which is one level below, in `virtioN`.
+    fn virtio_names(&mut self, class: &str) -> Vec<String> {
         self.names(".", numbered("virtio"))
             .into_iter()
-            .flat_map(|name| self.names(&format!("{name}/net"), any))
+            .flat_map(|name| self.names(&format!("{name}/{class}"), any))
             .collect()
+    }
+
+    /// Returns the mediated devices of a function, which are only listed if its driver offers types of them
+    /// (parent_create_sysfs_files in drivers/vfio/mdev/mdev_sysfs.c).
+    fn mediated_devices(&mut self) -> Option<Vec<String>> {
+        self.has_dir("mdev_supported_types")
+            .then(|| self.names(".", is_uuid))
     }
 
     /// Returns the link between the card and its slot; `own` is that of the function, above which are `ports`.
@@ -273,6 +294,27 @@ impl FunctionReader<'_> {
             .or(link.max_width);
         known.map(|_| link)
     }
+}
+
+/// Parses the uevent of a character device.
+fn devname(text: &[u8]) -> Option<String> {
+    let name = text
+        .split(|&byte| byte == b'\n')
+        .find_map(|line| line.strip_prefix(b"DEVNAME="))
+        .filter(|name| !name.is_empty())?;
+    String::from_utf8(name.to_vec()).ok()
+}
+
+fn is_uuid(name: &[u8]) -> bool {
+    const DASHES: [usize; 4] = [8, 13, 18, 23];
+    name.len() == 36
+        && name.iter().enumerate().all(|(at, byte)| {
+            if DASHES.contains(&at) {
+                *byte == b'-'
+            } else {
+                byte.is_ascii_hexdigit()
+            }
+        })
 }
 
 fn any(_: &[u8]) -> bool {

@@ -96,6 +96,11 @@ impl<'a> FunctionReader<'a> {
         None
     }
 
+    pub(crate) fn has_dir(&mut self, dir: &str) -> bool {
+        self.locate(dir);
+        self.parent.open_dir(&self.path).is_ok()
+    }
+
     /// Returns the names in a directory that may be missing. A name that is not UTF-8 is reported and left out.
     pub(crate) fn names(&mut self, dir: &str, filter: impl Fn(&[u8]) -> bool) -> Vec<String> {
         self.locate(dir);

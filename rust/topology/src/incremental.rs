@@ -22,7 +22,7 @@ pub struct Change {
 }
 
 /// Subsystems with devices below a PCI function that this crate reads.
-const FUNCTION_SUBSYSTEMS: [&str; 11] = [
+const FUNCTION_SUBSYSTEMS: [&str; 12] = [
     "net",
     "infiniband",
     "infiniband_verbs",
@@ -33,6 +33,7 @@ const FUNCTION_SUBSYSTEMS: [&str; 11] = [
     "hailo1x",
     "uio",
     "vfio-dev",
+    "mdev",
     "virtio",
 ];
 

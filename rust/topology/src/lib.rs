@@ -10,6 +10,7 @@
 mod address;
 mod attributes;
 mod distance;
+mod driver;
 mod error;
 mod files;
 mod function;
@@ -28,6 +29,7 @@ mod uevent;
 pub use address::{PciAddress, RootBus};
 pub use attributes::{Details, Drm, Link, Sriov};
 pub use distance::Distance;
+pub use driver::is_vfio_driver;
 pub use error::{Problem, TopologyError};
 pub use function::Function;
 pub use incremental::Change;

@@ -55,6 +55,7 @@ pub struct DeviceView<'a> {
     pub vfio: Option<&'a str>,
     pub noiommu: bool,
     pub uio: &'a [String],
+    pub mdevs: Option<&'a [String]>,
     pub invalid_names: &'a [String],
 }
 
@@ -184,6 +185,7 @@ impl Topology {
             vfio: details.and_then(|d| d.vfio.as_deref()),
             noiommu: details.is_some_and(|d| d.noiommu),
             uio: details.map_or(&[], |d| &d.uio),
+            mdevs: details.and_then(|d| d.mdevs.as_deref()),
             invalid_names: details.map_or(&[], |d| &d.invalid_names),
         }
     }

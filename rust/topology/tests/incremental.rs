@@ -26,6 +26,8 @@ enum Step {
     /// A node of a class of accelerators.
     Accelerator(Index, usize, bool),
     Uio(Index, bool),
+    /// A virtual machine's share of a device.
+    Mdev(Index, bool),
     Noiommu(Index, bool),
     LinkWidth(Index, u8),
     NumaNode(Index, i32),
@@ -50,6 +52,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<(Index, bool)>().prop_map(|(at, on)| Step::Interface(at, on)),
         2 => (any::<Index>(), 0..NODES.len(), any::<bool>()).prop_map(|(at, class, on)| Step::Accelerator(at, class, on)),
         1 => any::<(Index, bool)>().prop_map(|(at, on)| Step::Uio(at, on)),
+        1 => any::<(Index, bool)>().prop_map(|(at, on)| Step::Mdev(at, on)),
         1 => any::<(Index, bool)>().prop_map(|(at, on)| Step::Noiommu(at, on)),
         2 => (any::<Index>(), 1_u8..5).prop_map(|(at, width)| Step::LinkWidth(at, width)),
         2 => (any::<Index>(), -1..3).prop_map(|(at, numa)| Step::NumaNode(at, numa)),
@@ -75,6 +78,8 @@ const NODES: [(&str, &str); 4] = [
     ("hailo_chardev", "hailo0"),
     ("hailo1x", "h1x-0"),
 ];
+
+const UUID: &str = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001";
 
 /// A host and its state, so that every step is possible.
 struct Host {
@@ -166,6 +171,19 @@ impl Host {
                 self.node(at, class, name, *there)
             }
             Step::Uio(at, there) => self.node(at, "uio", "uio0", *there),
+            Step::Mdev(at, there) => self.pick(at).map_or_else(Vec::new, |(place, _)| {
+                let uuid = format!("devices/{place}/{UUID}");
+                let types = format!("devices/{place}/mdev_supported_types");
+                for dir in [uuid, types].map(|below| self.tree.path(&below)) {
+                    if *there {
+                        fs::create_dir_all(dir).expect("created");
+                    } else if dir.exists() {
+                        fs::remove_dir_all(dir).expect("removed");
+                    }
+                }
+                let action = if *there { "add" } else { "remove" };
+                vec![event(action, "mdev", &format!("{place}/{UUID}"))]
+            }),
             Step::Noiommu(at, noiommu) => self.pick(at).map_or_else(Vec::new, |(place, _)| {
                 let link = self.tree.path(&format!("devices/{place}/iommu_group"));
                 if link.is_symlink() {
@@ -232,7 +250,8 @@ impl Host {
         };
         let folder = self.tree.path(&format!("devices/{place}/{class}"));
         if there {
-            fs::create_dir_all(folder.join(name)).expect("created");
+            self.tree
+                .node(&format!("devices/{place}/{class}/{name}"), name);
         } else if folder.exists() {
             fs::remove_dir_all(folder).expect("removed");
         }

@@ -10,6 +10,11 @@ use rustix::fs::inotify;
 use serde_json::json;
 use tree::{AMD_GPU, BRIDGE, GPU, NIC, NPU, Spec, Tree, device, json, problems};
 
+/// The last component of a path.
+fn own_name(path: &str) -> &str {
+    path.rsplit('/').next().expect("a name")
+}
+
 /// Root port, switch and its downstream ports below `pciDDDD:BB`; returns the paths of the two ports.
 fn switch(tree: &Tree, root: &str, bus: u8, numa: i32) -> [String; 2] {
     let port = format!("{root}/0000:{bus:02x}:00.0");
@@ -284,11 +289,11 @@ fn virtio_interfaces_are_one_level_down() {
 fn a_node_of_an_accelerator_driver_decides_and_the_class_is_a_hint() {
     let tree = Tree::new();
     let cases = [
-        // (class, driver, folder and entry, kind, accel)
+        // (class, driver, folder and entry, kind, accel); a node is named as its entry, or after the space
         (
             0x11_80_00,
             Some("amdxdna"),
-            "accel/accel0",
+            "accel/accel0 accel/accel0",
             "accelerator",
             json!(["accel/accel0"]),
         ),
@@ -315,15 +320,15 @@ fn a_node_of_an_accelerator_driver_decides_and_the_class_is_a_hint() {
         ),
         (
             0xff_00_00,
-            Some("gasket"),
-            "accel/accel12",
+            Some("tpu_v4"),
+            "accel/accel12 accel12",
             "accelerator",
-            json!(["accel/accel12"]),
+            json!(["accel12"]),
         ),
         (
             0x12_00_00,
             Some("habanalabs"),
-            "accel/accel_controlD0",
+            "accel/accel_controlD0 accel/accel_controlD0",
             "accelerator",
             json!([]),
         ),
@@ -341,47 +346,59 @@ fn a_node_of_an_accelerator_driver_decides_and_the_class_is_a_hint() {
             "other",
             json!([]),
         ),
-        (0x11_80_00, None, "accel/accel0", "other", json!([])),
-        (0x01_06_01, Some("ahci"), "accel/accel0", "other", json!([])),
+        (
+            0x11_80_00,
+            None,
+            "accel/accel0 accel/accel0",
+            "other",
+            json!([]),
+        ),
+        (
+            0x01_06_01,
+            Some("ahci"),
+            "accel/accel0 accel/accel0",
+            "other",
+            json!([]),
+        ),
         (
             0x04_03_00,
             Some("snd_hda_intel"),
-            "accel/accel0",
+            "accel/accel0 accel/accel0",
             "other",
             json!([]),
         ),
         (
             0x05_02_00,
             Some("cxl_pci"),
-            "accel/accel0",
+            "accel/accel0 accel/accel0",
             "other",
             json!([]),
         ),
         (
             0x06_80_00,
             Some("bridge"),
-            "accel/accel0",
+            "accel/accel0 accel/accel0",
             "other",
             json!([]),
         ),
         (
             0x0c_03_30,
             Some("xhci_hcd"),
-            "accel/accel0",
+            "accel/accel0 accel/accel0",
             "other",
             json!([]),
         ),
         (
             0x02_00_00,
             Some("mlx5_core"),
-            "accel/accel0",
+            "accel/accel0 accel/accel0",
             "nic",
             json!([]),
         ),
         (
             0x03_80_00,
             Some("xe"),
-            "accel/accel0",
+            "accel/accel0 accel/accel0",
             "gpu",
             json!(["accel/accel0"]),
         ),
@@ -396,7 +413,8 @@ fn a_node_of_an_accelerator_driver_decides_and_the_class_is_a_hint() {
                 ..NPU
             },
         );
-        tree.write(&format!("devices/{place}/{entry}/dev"), "261:0");
+        let (entry, node) = entry.split_once(' ').unwrap_or((entry, own_name(entry)));
+        tree.node(&format!("devices/{place}/{entry}"), node);
     }
     let topology = json(&tree.scan());
     assert_eq!(topology["problems"], json!([]));
@@ -414,6 +432,109 @@ fn a_node_of_an_accelerator_driver_decides_and_the_class_is_a_hint() {
         problems(&json(&tree.scan())),
         ["0000:00:00.0/class: differs from the class in uevent"]
     );
+}
+
+#[test]
+fn an_entry_without_a_node_is_an_accelerator_without_one() {
+    let tree = Tree::new();
+    let place = "pci0000:00/0000:00:01.0";
+    tree.add(place, &NPU);
+    let entry = format!("devices/{place}/accel/accel0");
+    fs::create_dir_all(tree.path(&entry)).expect("created");
+    let found = |topology: &serde_json::Value| {
+        let npu = device(topology, "0000:00:01.0");
+        (npu["kind"].clone(), npu["accel"].clone())
+    };
+    let topology = json(&tree.scan());
+    assert_eq!(found(&topology), (json!("accelerator"), json!([])));
+    assert_eq!(topology["problems"], json!([]));
+    tree.write(&format!("{entry}/uevent"), "MAJOR=261\nMINOR=0");
+    let topology = json(&tree.scan());
+    assert_eq!(found(&topology), (json!("accelerator"), json!([])));
+    assert_eq!(
+        problems(&topology),
+        [r#"0000:00:01.0/accel/accel0/uevent: unexpected content "MAJOR=261\nMINOR=0""#]
+    );
+}
+
+#[test]
+fn mediated_devices_are_read_where_a_driver_offers_them() {
+    let tree = Tree::new();
+    let uuid = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001";
+    let cases = [
+        (GPU, Some("nvidia"), json!([uuid])),
+        (GPU, None, json!(null)),
+        (GPU, Some("vfio-pci"), json!(null)),
+        (NIC, Some("mlx5_core"), json!([uuid])),
+        (AMD_GPU, Some("amdgpu"), json!([uuid])),
+        (NPU, Some("amdxdna"), json!(null)),
+        (BRIDGE, Some("pcieport"), json!(null)),
+    ];
+    let at = |slot: usize| format!("0000:00:{slot:02x}.0");
+    for (slot, (spec, driver, _)) in cases.iter().enumerate() {
+        let place = format!("pci0000:00/{}", at(slot));
+        let driver = *driver;
+        let spec = Spec {
+            driver,
+            ..spec.clone()
+        };
+        tree.add(&place, &spec);
+        for dir in ["mdev_supported_types/nvidia-63", uuid, "83b8f4f2", "power"] {
+            tree.write(&format!("devices/{place}/{dir}/name"), "GRID T4-1Q");
+        }
+    }
+    // A driver with types of which no device exists, and a driver without types.
+    let (unused, without) = (at(0x1e), at(0x1f));
+    for address in [&unused, &without] {
+        tree.add(&format!("pci0000:00/{address}"), &GPU);
+    }
+    let types = format!("devices/pci0000:00/{unused}/mdev_supported_types");
+    fs::create_dir_all(tree.path(&types)).expect("created");
+    tree.write(&format!("devices/pci0000:00/{without}/{uuid}/name"), "");
+    let topology = json(&tree.scan());
+    assert_eq!(topology["problems"], json!([]));
+    for (slot, (.., expected)) in cases.iter().enumerate() {
+        assert_eq!(&device(&topology, &at(slot))["mdevs"], expected, "{slot}");
+    }
+    assert_eq!(device(&topology, &unused)["mdevs"], json!([]));
+    assert_eq!(device(&topology, &without)["mdevs"], json!(null));
+}
+
+#[test]
+fn a_virtual_function_of_a_nic_has_no_mediated_devices() {
+    let tree = Tree::new();
+    let place = "pci0000:00/0000:00:02.0";
+    tree.add(place, &NIC);
+    tree.link(&format!("devices/{place}/physfn"), "../0000:00:01.0");
+    tree.write(&format!("devices/{place}/mdev_supported_types/x/name"), "");
+    assert_eq!(
+        device(&json(&tree.scan()), "0000:00:02.0")["mdevs"],
+        json!(null)
+    );
+}
+
+#[test]
+fn virtio_displays_are_one_level_down() {
+    let tree = Tree::new();
+    let display = Spec {
+        class: 0x03_00_00,
+        vendor: 0x1af4,
+        device: 0x1050,
+        driver: Some("virtio-pci"),
+        numa: -1,
+    };
+    for (slot, dir) in [(1, "virtio5/drm"), (2, "drm")] {
+        let place = format!("pci0000:00/0000:00:{slot:02x}.0");
+        tree.add(&place, &display);
+        for name in ["card0", "renderD128"] {
+            tree.write(&format!("devices/{place}/{dir}/{name}/dev"), "226:0");
+        }
+    }
+    let topology = json(&tree.scan());
+    for address in ["0000:00:01.0", "0000:00:02.0"] {
+        let expected = json!({"card": "card0", "render": "renderD128"});
+        assert_eq!(device(&topology, address)["drm"], expected);
+    }
 }
 
 #[test]

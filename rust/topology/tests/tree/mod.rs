@@ -52,11 +52,11 @@ pub(crate) const NIC: Spec = Spec {
     numa: -1,
 };
 
-/// The NPU of an AMD APU: its class is that of a signal processing controller.
+/// An NPU of a later AMD APU: its class is that of a signal processing controller, and its id is not known.
 pub(crate) const NPU: Spec = Spec {
     class: 0x11_80_00,
     vendor: 0x1022,
-    device: 0x17f0,
+    device: 0x0001,
     driver: Some("amdxdna"),
     numa: -1,
 };
@@ -100,6 +100,13 @@ impl Tree {
         let path = self.path(below);
         fs::create_dir_all(path.parent().expect("a parent")).expect("created");
         fs::write(path, format!("{content}\n")).expect("written");
+    }
+
+    /// A directory of sysfs for the character device `node`, a name below `/dev`.
+    pub(crate) fn node(&self, below: &str, node: &str) {
+        self.write(&format!("{below}/dev"), "261:0");
+        let uevent = format!("MAJOR=261\nMINOR=0\nDEVNAME={node}");
+        self.write(&format!("{below}/uevent"), &uevent);
     }
 
     pub(crate) fn link(&self, below: &str, target: &str) {
