@@ -52,7 +52,6 @@ class Nic:
         write("sys/class/net/ens1/flags", "0x1002")
         self.more: dict[str, Any] = {"net": ("ens1",)}
         self.virtual: dict[str, Any] = {"net": ("ens1v0",)}
-        write("sys/class/net/ens1v0/flags", "0x1002")
 
     def topology(self) -> Topology:
         physical = self._function(PHYSICAL, DeviceKind.NIC, "0x8086", "0x1592", **self.more)
