@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from dra_agent.claimable.decide import HostFacts, Refusal, refusal
@@ -193,12 +194,40 @@ def test_only_an_address_beside_rdma_is_shared_with_the_host() -> None:
     assert _code(refusal(divided, FACTS)) == "physical-function"
 
 
-@pytest.mark.parametrize("driver", ["iavf", "vfio-pci", None])
+@pytest.mark.parametrize("driver", ["iavf", "vfio-pci"])
 def test_a_virtual_function_goes_with_its_physical_one(driver: str | None) -> None:
     virtual = function(NIC, INTEL, driver, net=("ens9v0",), physfn=PHYSICAL)
     found = refusal(virtual, HostFacts(held={PHYSICAL}))
     assert found is not None and found.by_rule and PHYSICAL in found.reason
     assert refusal(virtual, HostFacts(held={ADDRESS})) != found
+
+
+@pytest.mark.parametrize(
+    "given", [pytest.param(given, id=name) for name, given, _ in NICS if given.sriov is None or not given.sriov.num_vfs]
+)
+def test_a_held_physical_function_hides_no_other_reason(given: PciFunction) -> None:
+    """A rule for the physical function permits this reason alone."""
+    virtual = msgspec.structs.replace(given, physfn=PHYSICAL)
+    alone = refusal(virtual, FACTS)
+    found = refusal(virtual, msgspec.structs.replace(FACTS, held={PHYSICAL}))
+    if alone is None or alone.is_shared:
+        assert found is not None and (found.code, found.by_rule, found.is_shared) == ("physical-function", True, False)
+        assert found.host_use == ("" if alone is None else alone.reason)
+    else:
+        assert found == alone
+
+
+@pytest.mark.parametrize("held", [(), (PHYSICAL,)])
+def test_rdma_over_ethernet_without_its_interface_is_in_use_elsewhere(held: tuple[str, ...]) -> None:
+    """Another plugin has moved the interface into a pod; in the shared mode of RDMA, its device stays on the host."""
+    roce = function(NIC, MELLANOX, "mlx5_core", infiniband=("mlx5_2",), uverbs=("uverbs2",), physfn=PHYSICAL)
+    away = HostFacts(held=held, ethernet_rdma={ADDRESS})
+    found = refusal(roce, away)
+    assert found is not None and (found.code, found.by_rule) == ("no-interface", False)
+    assert _code(refusal(roce, msgspec.structs.replace(away, moved={ADDRESS}))) == (
+        "physical-function" if held else None
+    )
+    assert refusal(msgspec.structs.replace(roce, net=("ens9",)), HostFacts(ethernet_rdma={ADDRESS})) is None
 
 
 def test_an_interface_that_a_claim_has_moved_is_not_missing() -> None:

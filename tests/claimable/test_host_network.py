@@ -87,6 +87,8 @@ def test_a_claim_that_changes_an_interface_waits_for_an_answer(
         network.present_use("nic0", "device nic-0")
     answering(monkeypatch, lambda *_: OURS)
     assert network.present_use("nic0", "device nic-0") is None
+    with pytest.raises(RetryableError, match="nic9: it is not among the interfaces of the host's network; the agent"):
+        network.present_use("nic9", "device nic-0")
 
 
 def test_a_use_that_an_incomplete_view_shows_is_known(network: HostNetwork, monkeypatch: pytest.MonkeyPatch) -> None:

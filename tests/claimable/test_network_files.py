@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dra_agent.claimable import network_files
 from dra_agent.claimable.network_view import NetworkView, Route
-from dra_agent.claimable.use import host_use
+from dra_agent.claimable.use import HostUse, host_use
 from dra_agent.host import Host
 from eventually import DEADLINE_S
 
@@ -187,6 +187,22 @@ def test_an_address_of_two_interfaces_with_one_network_counts_for_both(host: Hos
     write("proc/net/fib_trie", FIB_TRIE)
     view = read(host)
     assert view.interfaces["eno1"].addresses == view.interfaces["eno2"].addresses == ("10.1.2.3/24",)
+
+
+def test_an_address_without_a_network_may_be_on_each_interface_that_is_up(host: Host, write: Write) -> None:
+    for name, flags in (("eno1", "0x1003"), ("eno2", "0x1002"), ("eno3", "0x1003")):
+        write(f"sys/class/net/{name}/flags", flags)
+    write("proc/net/route", "\n".join([HEADER, ipv4("eno3", "10.9.0.0", 16)]))
+    local = "Local:\n  |-- {}\n     /32 host LOCAL\n"
+    write("proc/net/fib_trie", local.format("10.1.2.3"))
+    assert host_use(read(host), "eno1") is None, "of a tunnel"
+    write("proc/net/fib_trie", local.format("10.1.2.3") + "  |-- 10.1.3.255\n     /32 link BROADCAST\n")
+    view = read(host)
+    use = host_use(view, "eno1")
+    unknown = "the host has the address 10.1.2.3 on an interface that its files do not show"
+    assert use == HostUse("host-interface", f"it is not known whether the host uses eno1: {unknown}")
+    assert host_use(view, "eno2") is None, "it is down"
+    assert host_use(view, "eno3") == HostUse("host-address", "eno3 carries the route 10.9.0.0/16")
 
 
 def test_a_host_without_files_has_an_empty_network(tmp_path: Path) -> None:

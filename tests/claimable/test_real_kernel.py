@@ -59,6 +59,32 @@ CASES: Mapping[str, Case] = {
     "point to point": Case(
         ["ip address add 10.1.2.3 peer 10.9.9.9/32 dev nic0"], ADDRESS_ONLY, "nic0 has the address 10.1.2.3/32"
     ),
+    # Files show the address without its interface, which may be each one that is up and has no other use.
+    "address without a route of its own": Case(
+        ["ip address add 10.1.2.3/24 dev nic0 noprefixroute"],
+        ADDRESS_ONLY,
+        "nic0 has the address 10.1.2.3/24",
+        files=INTERFACE,
+    ),
+    "address whose network is in another table": Case(
+        [
+            "ip address add 10.1.2.3/24 dev nic0 noprefixroute",
+            "ip route add 10.1.2.0/24 dev nic0 table 100",
+            "ip rule add from 10.1.2.3 table 100",
+        ],
+        ADDRESS_ONLY,
+        "nic0 has the address 10.1.2.3/24",
+        files=INTERFACE,
+    ),
+    "address of an interface without a network, as of a tunnel": Case(
+        [
+            "ip link add flannel.1 type vxlan id 1 dstport 8472",
+            "ip link set flannel.1 up",
+            "ip address add 10.42.0.0/32 dev flannel.1",
+        ],
+        None,
+    ),
+    "link-local address of a global scope": Case(["ip address add 169.254.7.7/16 dev nic0"], None),
     "link-local address": Case(["ip address add 169.254.7.7/16 dev nic0 scope link"], None),
     "default route": Case(
         [ADDRESS, "ip route add default via 10.1.2.1"], INTERFACE, "nic0 carries the default route via 10.1.2.1"
@@ -190,6 +216,22 @@ CASES: Mapping[str, Case] = {
     ),
     "parent of an ipvlan": Case(
         ["ip link add link nic0 name iv0 type ipvlan"], INTERFACE, "nic0 is the lower device of ipvlan iv0"
+    ),
+    "below a VXLAN": Case(
+        ["ip link add vx0 type vxlan id 7 dev nic0 dstport 4789"], INTERFACE, "nic0 is the lower device of vxlan vx0"
+    ),
+    "a port of an HSR ring": Case(
+        [
+            "ip link add nic1 type veth peer name far1",
+            "ip link add hsr0 type hsr slave1 nic0 slave2 nic1",
+        ],
+        INTERFACE,
+        "nic0 is the lower device of hsr hsr0",
+    ),
+    "below an AMT gateway": Case(
+        ["ip link add amt0 type amt mode gateway local 10.1.2.3 discovery 10.1.2.4 dev nic0"],
+        INTERFACE,
+        "nic0 is the lower device of amt amt0",
     ),
     "macvlan in another namespace": Case(
         [

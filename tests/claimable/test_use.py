@@ -42,7 +42,11 @@ CASES: Mapping[str, tuple[list[Interface], str | None, str]] = {
     "a bond's lower that is not this one": ([eno1(), upper("bond0", "bond"), upper("eno2", master="bond0")], None, ""),
     "another interface has the default route": ([eno1(), upper("eno2", default_route=DEFAULT)], None, ""),
     "on top of others": ([eno1(), upper("eno2", uppers=("eno1",), default_route=DEFAULT)], None, ""),
-    "not in the namespace": ([upper("eno2", default_route=DEFAULT)], None, ""),
+    "not in the view, because it is moved or renamed": (
+        [upper("eno2", default_route=DEFAULT)],
+        INTERFACE,
+        "it is not known whether the host uses eno1: it is not among the interfaces of the host's network",
+    ),
     # Routes.
     "default route": ([eno1(default_route=DEFAULT)], INTERFACE, "eno1 carries the default route via 10.0.0.1"),
     "default route without a gateway": (
@@ -248,7 +252,7 @@ def test_a_use_that_an_incomplete_view_shows_has_its_reason_and_others_are_not_k
     use = host_use(view, "eno1")
     assert use is not None and use.code == INTERFACE
     unknown = "it is not known whether the host uses eno1: the host has more than 7 routes"
-    assert use.reason == (reason if code == INTERFACE else unknown)
+    assert use.reason == (reason if code == INTERFACE and "eno1" in view.interfaces else unknown)
 
 
 def test_interfaces_that_a_late_view_lacks_are_not_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -72,6 +73,16 @@ class Tree:
         folder = self.host.sysfs / "class/net" / name
         return int((folder / "mtu").read_text()), bool(int((folder / "flags").read_text(), 16) & 1)
 
+    def note(self, **fields: Any) -> None:
+        """Record what the mover does, or another boot."""
+        path = self.state / "net/nic-0.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+    def host_sets(self, name: str, mtu: int, flags: str) -> None:
+        folder = self.host.sysfs / "class/net" / name
+        (folder / "mtu").write_text(f"{mtu}\n")
+        (folder / "flags").write_text(f"{flags}\n")
+
     def agent(self) -> NicSetup:
         return NicSetup(self.host, self.state, self.state / "host", return_timeout_s=0.2)
 
@@ -91,6 +102,81 @@ def test_an_mtu_is_set_and_put_back(tree: Tree) -> None:
     tree.agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
 
 
+def test_a_claim_that_changes_nothing_leaves_the_interface_to_the_host(tree: Tree) -> None:
+    agent = tree.agent()
+    outcome = agent.set_up("a", given(nic()), want(), None, a_minute())
+    assert agent.noted("a") == []
+    tree.host_sets("ens1", 4200, "0x1002")
+    agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert tree.shown("ens1") == (4200, False)
+
+
+@pytest.mark.parametrize("interface", [{"mtu": 9000}, {"name": "net1", "mtu": 9000}])
+def test_an_interface_that_did_not_move_keeps_what_the_host_has_set_since(
+    tree: Tree, interface: dict[str, Any]
+) -> None:
+    agent = tree.agent()
+    outcome = agent.set_up("a", given(nic()), want(**interface), None, a_minute())
+    tree.host_sets("ens1", 4200, "0x1002")
+    agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert tree.shown("ens1") == (4200, False)
+
+
+def test_an_interface_that_the_host_has_come_to_use_keeps_its_mtu(tree: Tree) -> None:
+    """The host's bond sends with it; the host cannot tell whose value it is."""
+    agent = tree.agent()
+    outcome = agent.set_up("a", given(nic()), want(mtu=9000), None, a_minute())
+    (tree.host.sysfs / "class/net/ens1/master").symlink_to("../bond0")
+    agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert tree.shown("ens1") == (9000, True) and agent.noted("a") == []
+
+
+def test_a_new_name_of_the_host_stays(tree: Tree) -> None:
+    agent = tree.agent()
+    outcome = agent.set_up("a", given(nic()), want(mtu=9000), None, a_minute())
+    tree.remove(ADDRESS, "ens1")
+    tree.add(ADDRESS, "lan0", mtu=9000)
+    agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert tree.shown("lan0") == (1500, True)
+    assert agent.interfaces.of(ADDRESS) == ["lan0"]
+
+
+@pytest.mark.parametrize("interface", [{"mtu": 9000}, {"name": "net1", "mtu": 9000}])
+def test_after_a_restart_of_the_host_an_interface_is_as_the_host_configures_it(
+    tree: Tree, interface: dict[str, Any]
+) -> None:
+    agent = tree.agent()
+    outcome = agent.set_up("a", given(nic()), want(**interface), None, a_minute())
+    tree.note(boot_id="11111111-2222-3333-4444-555555555555", network="net:[4026532281]")
+    tree.host_sets("ens1", 9000, "0x1002")
+    agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert tree.shown("ens1") == (9000, False) and agent.noted("a") == []
+
+
+def test_a_claim_that_is_prepared_again_after_a_restart_records_the_interface_again(tree: Tree) -> None:
+    agent = tree.agent()
+    outcome = agent.set_up("a", given(nic()), want(mtu=9000), None, a_minute())
+    tree.note(boot_id="11111111-2222-3333-4444-555555555555")
+    tree.host_sets("ens1", 4200, "0x1003")
+    agent.set_up("a", given(nic()), want(mtu=9000), outcome.record, a_minute())
+    assert tree.shown("ens1") == (9000, True)
+    agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert tree.shown("ens1") == (4200, True)
+
+
+@pytest.mark.parametrize("interface", [{"mtu": 9000}, {"name": "net1"}])
+def test_an_interface_of_another_device_is_not_changed(tree: Tree, interface: dict[str, Any]) -> None:
+    """The host has renamed interfaces since the inventory was read."""
+    tree.remove(ADDRESS, "ens1")
+    tree.add("0000:32:00.0", "ens1")
+    tree.add(ADDRESS, "ens2")
+    with pytest.raises(
+        RetryableError, match="^device nic-0: its interface ens1 is not on the host; the agent retries$"
+    ):
+        tree.agent().set_up("a", given(nic()), want(**interface), None, a_minute())
+    assert tree.shown("ens1") == (1500, True) and tree.agent().noted("a") == []
+
+
 def test_containers_get_the_hook_also_when_it_has_moved_the_interface(tree: Tree) -> None:
     agent = tree.agent()
     outcome = agent.set_up("a", given(nic()), want(name="net1", mtu=9000), None, a_minute())
@@ -100,6 +186,7 @@ def test_containers_get_the_hook_also_when_it_has_moved_the_interface(tree: Tree
     assert hook.args[1:] == ("--socket", str(tree.state / "host/hooks.sock"), *about)
     assert outcome.edits["nic-0"].net_devices == ()
     assert outcome.edits["nic-0"].env == ("DRA_AGENT_DEVICE_NIC_0_IFNAME=net1",)
+    tree.note(network="net:[4026532281]")
     tree.remove(ADDRESS, "ens1")
     moved = Device("nic-0", "nic", "mellanox", ADDRESS, {})  # as the inventory has it now
     assert tree.agent().set_up("a", given(moved), want(name="net1", mtu=9000), outcome.record, a_minute()) == outcome
@@ -162,6 +249,7 @@ def test_an_interface_with_an_unknown_name_is_found_by_its_port(tree: Tree) -> N
             (tree.host.sysfs / "class/net" / name / attribute).write_text(f"{number}\n")
     agent = tree.agent()
     agent.set_up("a", given(nic()), want(name="net1"), None, a_minute())
+    tree.note(network="net:[4026532281]")
     tree.remove(ADDRESS, "ens1")
     with pytest.raises(RetryableError, match="ens1 has not returned from the container"):
         agent.tear_down("a", ["nic-0"], None, a_minute())
@@ -402,7 +490,7 @@ def test_addresses_and_routes_of_both_families(tree: Tree) -> None:
 
 
 REAL = """
-import subprocess, sys
+import json, subprocess, sys
 from pathlib import Path
 sys.path[:0] = {path!r}
 from dra_agent.host import Host
@@ -430,6 +518,8 @@ assert shown("dra0") == (1400, 1), shown("dra0")  # changed in the container onl
 # What a runtime and the kernel do: into a network with another name, and back from it under that name, switched off.
 ip("link", "set", "dra0", "down")
 ip("link", "set", "dra0", "name", "net1")
+note = root / "state/net/nic-0.json"
+note.write_text(json.dumps(dict(json.loads(note.read_text()), network="net:[4026532281]")))
 agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
 assert shown("dra0") == (1400, 1), shown("dra0")
 assert not Path("/sys/class/net/net1").exists()

@@ -367,12 +367,13 @@ def test_after_a_restart_of_the_host_its_own_settings_stay(the_nic: Nic, pod: in
     outcome = moved(the_nic, pod)
     the_nic.come_back(pod)
     note = the_nic.note()
-    assert note["link"]["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    note["link"]["boot_id"] = "11111111-2222-3333-4444-555555555555"
+    assert note["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    note["boot_id"] = "11111111-2222-3333-4444-555555555555"
     (the_nic.root / "state/net/nic-0.json").write_text(json.dumps(note))
-    ip("link", "set", "dev", IN_POD, "txqueuelen", "321")
+    ip("link", "set", "dev", IN_POD, "name", the_nic.name, "txqueuelen", "321")
+    before = described(os.getpid(), the_nic.name)
     the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
-    assert described(os.getpid(), the_nic.name)["txqlen"] == 321
+    assert described(os.getpid(), the_nic.name) == before
 
 
 def test_an_mtu_is_that_of_the_pod_only(the_nic: Nic, pod: int) -> None:
@@ -424,6 +425,23 @@ def test_a_port_is_neither_prepared_nor_moved(the_nic: Nic, pod: int) -> None:
         assert described(os.getpid(), the_nic.name)["mtu"] == 1500 and the_nic.agent.noted("a") == []
     finally:
         ip("link", "delete", OTHER)
+
+
+def test_a_returned_interface_that_the_host_has_made_a_port_is_not_changed(the_nic: Nic, pod: int) -> None:
+    outcome = moved(the_nic, pod)
+    ip("link", "set", "dev", IN_POD, "mtu", "900", inside=pod)
+    the_nic.come_back(pod)
+    add_link(OTHER, "type", "bridge")
+    try:
+        ip("link", "set", IN_POD, "master", OTHER, "mtu", "1300")
+        before = described(os.getpid(), IN_POD)
+        with pytest.raises(RetryableError, match=f"{the_nic.name}: the host uses it: it is a port of {OTHER};"):
+            the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+        assert described(os.getpid(), IN_POD) == before and the_nic.agent.noted("a") == ["nic-0"]
+    finally:
+        ip("link", "delete", OTHER)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert described(os.getpid(), the_nic.name)["mtu"] == 1500
 
 
 def test_an_interface_below_another_one_is_neither_prepared_nor_moved(the_nic: Nic, pod: int) -> None:

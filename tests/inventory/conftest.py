@@ -39,6 +39,8 @@ def function(host: Host) -> FunctionMaker:
 
     def make(address: str, kind: DeviceKind, vendor: str, device: str, **facts: Any) -> PciFunction:
         (host.sysfs / "bus/pci/devices" / address).mkdir(parents=True, exist_ok=True)
+        for name in facts.get("net", ()):
+            (host.sysfs / "class/net" / name).mkdir(exist_ok=True)
         values: dict[str, Any] = {
             "class_": "0x030000",
             "subsystem_vendor": None,

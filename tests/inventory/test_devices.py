@@ -355,7 +355,7 @@ def test_a_back_end_that_fails_takes_no_other_devices_away(
 def test_a_port_without_a_subnet_prefix_has_none(
     layer: str, gid: str, host: Host, write: Write, function: Make, topology_of: TopologyOf
 ) -> None:
-    nic = function("0000:3b:00.0", DeviceKind.NIC, "0x15b3", "0x1021", infiniband=("mlx5_3",))
+    nic = function("0000:3b:00.0", DeviceKind.NIC, "0x15b3", "0x1021", net=("ens1",), infiniband=("mlx5_3",))
     port = f"{PCI}/0000:3b:00.0/infiniband/mlx5_3/ports/1"
     for name, value in {"state": "4: ACTIVE", "link_layer": layer, "gids/0": gid}.items():
         write(f"{port}/{name}", value)

@@ -51,11 +51,12 @@ class Nic:
         self.net = host.sysfs / "class/net/ens1"
         write("sys/class/net/ens1/flags", "0x1002")
         self.more: dict[str, Any] = {"net": ("ens1",)}
+        self.virtual: dict[str, Any] = {"net": ("ens1v0",)}
 
     def topology(self) -> Topology:
         physical = self._function(PHYSICAL, DeviceKind.NIC, "0x8086", "0x1592", **self.more)
         virtual = [
-            self._function(one, DeviceKind.NIC, "0x8086", "0x1889", physfn=PHYSICAL, net=("ens1v0",))
+            self._function(one, DeviceKind.NIC, "0x8086", "0x1889", physfn=PHYSICAL, **self.virtual)
             for one in physical.virtfns
         ]
         return self._topology_of(physical, *virtual)
@@ -140,6 +141,72 @@ def test_a_rule_for_the_physical_function_allows_claims_of_both(nic: Nic, write:
         physical, virtual = nic.collect(*held, settings=ALLOWING).devices
         assert "virtual functions" in physical.identity["host_use"] and "host_use" not in virtual.identity
         assert physical.issues == virtual.issues == ()
+
+
+def virtual_route(nic: Nic, write: Write) -> None:
+    write("proc/net/route", default_route("ens1v0"))
+
+
+def virtual_address(nic: Nic, write: Write) -> None:
+    write("proc/net/if_inet6", "20010db8000000000000000000000007 02 40 00 80   ens1v0")
+
+
+@pytest.mark.parametrize(("use", "code"), [(virtual_route, "host-interface"), (virtual_address, "host-address")])
+@pytest.mark.parametrize("held", [(), (NIC,), (VF,), (NIC, VF)])
+def test_a_rule_for_the_physical_function_permits_no_use_of_the_virtual_one(
+    nic: Nic, write: Write, use: Callable[[Nic, Write], None], code: str, held: tuple[str, ...]
+) -> None:
+    division(nic, write)
+    use(nic, write)
+    inventory = nic.collect(*held, settings=ALLOWING)
+    if VF in held:
+        assert described(inventory) == {NIC: [], VF: ["host-use"]}
+    else:
+        assert described(inventory) == {NIC: []}
+        assert [(one.name, one.code) for one in inventory.excluded] == [(VF, code)]
+
+
+@pytest.mark.parametrize("held", [(VF,), (NIC, VF)])
+def test_a_claimed_virtual_function_that_has_lost_its_driver_keeps_its_taint(nic: Nic, held: tuple[str, ...]) -> None:
+    nic.more |= {"sriov": Sriov(64, 1), "virtfns": (VIRTUAL,)}
+    nic.virtual = {"net": (), "driver": None}
+    assert described(nic.collect(*held, settings=ALLOWING)) == {NIC: [], VF: ["not-claimable"]}
+
+
+@pytest.mark.parametrize("use", [None, route, address])
+def test_the_older_setting_permits_no_division(
+    nic: Nic, write: Write, use: Callable[[Nic, Write], None] | None
+) -> None:
+    if use is not None:
+        use(nic, write)
+    older = InventorySettings(host_uplink="include")
+    assert described(nic.collect(settings=older)) == {NIC: []}
+    division(nic, write)
+    assert described(nic.collect(settings=older)) == {VF: []}
+    assert described(nic.collect(NIC, settings=older)) == {NIC: ["host-use"]}
+
+
+def test_an_address_that_a_rule_allows_is_not_offered_for_passthrough(nic: Nic, write: Write) -> None:
+    """Its driver would go, and with it the host's address, name and MTU."""
+    nic.more |= {"iommu_group": 7}
+    address(nic, write)
+    settings = InventorySettings(passthrough=(PassthroughRule("true"),), host_interfaces=("true",))
+    inventory = nic.collect(settings=settings)
+    assert (described(inventory), [one.code for one in inventory.excluded]) == ({}, ["host-address"])
+
+
+@pytest.mark.parametrize(
+    ("link_layer", "codes"), [("Ethernet", ["no-interface"]), ("InfiniBand", []), ("Unspecified", []), (None, [])]
+)
+def test_rdma_whose_interface_another_plugin_has_moved_is_excluded(
+    nic: Nic, write: Write, link_layer: str | None, codes: list[str]
+) -> None:
+    nic.more = {"infiniband": ("mlx5_0",)}
+    if link_layer is not None:
+        write(f"sys/bus/pci/devices/{PHYSICAL}/infiniband/mlx5_0/ports/1/link_layer", link_layer)
+    inventory = nic.collect()
+    assert [one.code for one in inventory.excluded] == codes and len(inventory.devices) == 1 - len(codes)
+    assert described(nic.collect(NIC)) == {NIC: ["host-use"] * len(codes)}
 
 
 def test_a_claim_keeps_a_virtual_function_whose_physical_one_is_claimed_too(nic: Nic, write: Write) -> None:

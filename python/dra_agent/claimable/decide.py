@@ -31,6 +31,8 @@ class Refusal(msgspec.Struct, frozen=True):
     """A rule of the operator may allow it nevertheless."""
     is_shared: bool = False
     """Claims use it alongside the host, for RDMA, and do not change its interface."""
+    host_use: str = ""
+    """What the host does with its interface; claims do not change it where a rule permits the device."""
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +46,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """PCI addresses of functions that claims have."""
     nodes: Mapping[str, Sequence[str]] = {}
     """By PCI address: names below /dev of the character devices that drivers of accelerators and FPGAs made."""
+    ethernet_rdma: Collection[str] = frozenset()
+    """PCI addresses of functions without an interface on the host whose RDMA ports are Ethernet, and need one."""
     wholes: Mapping[str, str | None] = {}
     """By PCI address of a function that only works together with another one: the address of that one; None if the
     host does not have it."""
@@ -79,17 +83,23 @@ def refusal(function: PciFunction, facts: HostFacts) -> Refusal | None:
 
     Only functions of the kinds that claims can hold are asked for.
     """
-    if function.pci_address in facts.wholes:
-        whole = facts.wholes[function.pci_address]
-        of = f"the device at {whole}" if whole is not None else "a card whose other function is missing"
-        return Refusal("part-of-device", f"it is a part of {of}")
-    if function.kind is DeviceKind.NIC and function.physfn in facts.held:
+    found = _of_function(function, facts)
+    if function.kind is DeviceKind.NIC and function.physfn in facts.held and (found is None or found.is_shared):
         return Refusal(
             "physical-function",
             f"a claim has its physical function {function.physfn}, which it works through",
             "wait until that claim is released, or allow both by a rule of inventory.host_interfaces",
             by_rule=True,
+            host_use="" if found is None else found.reason,
         )
+    return found
+
+
+def _of_function(function: PciFunction, facts: HostFacts) -> Refusal | None:
+    if function.pci_address in facts.wholes:
+        whole = facts.wholes[function.pci_address]
+        of = f"the device at {whole}" if whole is not None else "a card whose other function is missing"
+        return Refusal("part-of-device", f"it is a part of {of}")
     if function.pci_address in facts.managing:
         return Refusal("management", "the whole card is configured through it", "claim the card's user function")
     if function.driver is None and not _has_anything(function, facts):
@@ -196,6 +206,13 @@ def _of_nic(function: PciFunction, facts: HostFacts) -> Refusal | None:
             "no-interface",
             f"{function.driver} made no network interface and no RDMA device for it in the host's network",
             "it may be in a container's network, or be a function that has none",
+        )
+    if not function.net and function.pci_address in facts.ethernet_rdma and function.pci_address not in facts.moved:
+        return Refusal(
+            "no-interface",
+            f"{', '.join(function.infiniband)} is RDMA over Ethernet, and its network interface is not in the host's"
+            " network",
+            "another pod may have the interface, by a network plugin; claim another NIC",
         )
     uses = {facts.uses[name].code: facts.uses[name] for name in function.net if name in facts.uses}
     if (use := uses.get("host-interface")) is not None:

@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from dra_agent.claimable.network_view import LOCAL_TABLE, Interface, NetworkView, Routes, Stack, too_many_routes
@@ -22,6 +23,9 @@ _SKIP_STATS = struct.pack("=I", 1 << 3)
 """RTEXT_FILTER_SKIP_STATS: most of the bytes of a link are its counters."""
 _PEERS = frozenset({"veth", "netkit", "vxcan"})
 """Their IFLA_LINK is the other end, which does not carry their packets."""
+_ON_NOTHING = _PEERS | {"bridge", "bond", "dummy", "ifb", "openvswitch", "team", "tun", "vrf", "wireguard"}
+"""Kinds that only have ports, or nothing below."""
+_CLASS_NET = Path("/sys/class/net")
 
 _ADDRESS = struct.Struct("=BBBBI")
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
@@ -115,6 +119,9 @@ def _view(
         # Some drivers set it to the interface itself.
         if link.below in names and link.below != link.number:
             stack.add(link.name, names[link.below])
+        elif link.kind is not None and link.kind not in _ON_NOTHING:
+            for name in _lower(link.name):
+                stack.add(link.name, name)
     interfaces = {}
     for link in links:
         master = names.get(link.master)
@@ -128,6 +135,15 @@ def _view(
             **routes.of(link.number),
         )
     return NetworkView(interfaces, incomplete)
+
+
+def _lower(upper: str) -> list[str]:
+    """Return what a virtual interface is on: of VXLAN, HSR and AMT, a link has it in attributes of its kind only."""
+    try:
+        names = os.listdir(_CLASS_NET / upper)  # noqa: PTH208 - a name, not a Path, per entry
+    except OSError:  # it was removed meanwhile
+        return []
+    return [name.removeprefix("lower_") for name in names if name.startswith("lower_")]
 
 
 def _link(message: bytes) -> _Link:
@@ -148,7 +164,10 @@ def _address(message: bytes) -> Address | None:
     values = attributes(message, _ADDRESS.size)
     # On a point-to-point link IFA_ADDRESS is the other end; IFA_LOCAL is then this one.
     raw = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS)
-    return None if raw is None else Address(index, f"{ipaddress.ip_address(raw)}/{prefix}", bool(flags & _PERMANENT))
+    # Commands give 169.254.0.0/16 the scope of other addresses.
+    if raw is None or (address := ipaddress.ip_address(raw)).is_link_local:
+        return None
+    return Address(index, f"{address}/{prefix}", bool(flags & _PERMANENT))
 
 
 class _RouteTable:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from dra_agent.claimable import kernel_network, network_files
 from dra_agent.claimable.network_view import NetworkView
-from dra_agent.claimable.use import HostUse, host_use
+from dra_agent.claimable.use import MISSING, HostUse, host_use
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.diagnostic import Diagnostic
 from dra_agent.errors import RetryableError
@@ -54,8 +54,9 @@ class HostNetwork:
         """
         view = self.view([])
         use = host_use(replace(view, incomplete=None), interface)
-        unknown = view.late or view.incomplete
-        if unknown is None or (view.late is None and use is not None and use.code == "host-interface"):
+        is_here = interface in view.interfaces
+        unknown = view.late or view.incomplete or (None if is_here else MISSING)
+        if unknown is None or (view.late is None and is_here and use is not None and use.code == "host-interface"):
             return use
         shown = printable(interface, line=True)
         raise RetryableError(

@@ -24,6 +24,7 @@ _UP, _GATEWAY, _REJECT = 0x1, 0x2, 0x200
 """RTF_UP, RTF_GATEWAY, RTF_REJECT (linux/route.h)."""
 _ANYCAST, _LOCAL = 0x100000, 0x80000000
 """RTF_ANYCAST, RTF_LOCAL (linux/ipv6_route.h)."""
+_IFF_UP = 0x1
 _NARROW_SCOPES = 0x10 | 0x20
 """IPV6_ADDR_LOOPBACK and IPV6_ADDR_LINKLOCAL (net/ipv6.h)."""
 _NO_INTERFACES = frozenset({"bonding_masters"})
@@ -55,6 +56,11 @@ def read(sysfs: Path, tables: Path, deadline: float, max_routes: int) -> Network
             unknown=None,
             **routes.of(name),
         )
+    if (unplaced := routes.unplaced()) is not None:
+        unknown = f"the host has the address {unplaced} on an interface that its files do not show"
+        for name, one in interfaces.items():
+            if not one.addresses and one.connected_route is None and links.may_be_up(name):
+                interfaces[name] = replace(one, unknown=unknown)
     incomplete = too_many_routes(max_routes) if routes.is_full else None
     for problem in files.problems:
         unknown = f"{problem.where} cannot be read"
@@ -190,6 +196,13 @@ class _Links:
         except ValueError:
             return None
 
+    def may_be_up(self, name: str) -> bool:
+        """Return False for an interface that is switched off."""
+        try:
+            return bool(int(self._files.text(self._class_net / name / "flags"), 16) & _IFF_UP)
+        except ValueError:
+            return True
+
     def kind(self, name: str) -> str | None:
         """Return the kind of a virtual interface, as far as sysfs shows it."""
         entries = self._entries.get(name)
@@ -216,10 +229,13 @@ class _RouteTables:
         self._routes: Routes[str] = Routes()
         self._connected: dict[int, dict[int, set[str]]] = {}
         """Interfaces by the prefix length and the network of their connected IPv4 routes."""
+        self._local: set[ipaddress.IPv4Address] = set()
+        self._broadcast: set[int] = set()
         for fields in self._lines("route"):
             self._ipv4(fields)
         for fields in self._lines("ipv6_route"):
             self._ipv6(fields)
+        self._read_local_ipv4()
 
     def of(self, name: str) -> dict[str, Route]:
         """Return the routes of an interface by the field of `Interface`."""
@@ -237,7 +253,7 @@ class _RouteTables:
                 continue
             if not scope & _NARROW_SCOPES:
                 found.setdefault(name, []).append(f"{address}/{prefix}")
-        for ipv4 in self._local_ipv4():
+        for ipv4 in self._local:
             for prefix, name in self._networks_of(ipv4):
                 found.setdefault(name, []).append(f"{ipv4}/{prefix}")
         return found
@@ -280,20 +296,33 @@ class _RouteTables:
             # The table is not shown.
             self._routes.add(name, destination, prefix, gateway if flags & _GATEWAY else None, None)
 
-    def _local_ipv4(self) -> set[ipaddress.IPv4Address]:
-        """Return the host's addresses from fib_trie: each is a leaf "|-- 192.0.2.2" with "/32 host LOCAL" below it."""
-        found, leaf = set(), b""
+    def unplaced(self) -> ipaddress.IPv4Address | None:
+        """Return an address whose network has no route in the main table, so that its interface is not known.
+
+        Only such an address has a broadcast address: those of tunnels and of kube-proxy have no network (/32).
+        """
+        return min(
+            (one for one in self._local if not self._networks_of(one) and self._has_broadcast(int(one))), default=None
+        )
+
+    def _has_broadcast(self, address: int) -> bool:
+        return any(address | (1 << bits) - 1 in self._broadcast for bits in range(2, _IPV4_BITS))
+
+    def _read_local_ipv4(self) -> None:
+        """Read the host's addresses from fib_trie: each is a leaf "|-- 192.0.2.2" with "/32 host LOCAL" below it."""
+        leaf = b""
         for fields in self._files.lines(self._folder / "fib_trie"):
             if fields[:1] == [b"|--"]:
                 leaf = b"".join(fields[1:2])
-            elif fields[:3] == [b"/32", b"host", b"LOCAL"]:
+            elif fields[:1] == [b"/32"] and fields[2:3] in ([b"LOCAL"], [b"BROADCAST"]):
                 try:
                     address = ipaddress.IPv4Address(leaf.decode())
                 except ValueError:
                     continue
-                if not address.is_loopback and not address.is_link_local:
-                    found.add(address)
-        return found
+                if fields[2] == b"BROADCAST":
+                    self._broadcast.add(int(address))
+                elif fields[1] == b"host" and not address.is_loopback and not address.is_link_local:
+                    self._local.add(address)
 
     def _networks_of(self, address: ipaddress.IPv4Address) -> list[tuple[int, str]]:
         """Return the interfaces of the narrowest connected network of an address: fib_trie does not name them."""

@@ -23,16 +23,21 @@ class HostUse(msgspec.Struct, frozen=True):
     """A sentence without its period: "eno1 is a port of bond0"."""
 
 
+MISSING = "it is not among the interfaces of the host's network"
+"""Why the use of an interface is not known that a view lacks."""
+
+
 def host_use(view: NetworkView, interface: str) -> HostUse | None:
     """Return the most important use of an interface by the host; None if there is none.
 
-    Not known is a use: an interface of an incomplete view, without a use that the view shows.
+    Not known is a use: an interface of an incomplete view, without a use that the view shows, and one that the view
+    lacks. It was moved or renamed meanwhile.
     """
     found = view.interfaces.get(interface)
     use = None if found is None else _use(view, found)
     if use is not None and use.code == "host-interface":
         return use
-    unknown = view.incomplete or (view.late if found is None else found.unknown)
+    unknown = view.incomplete or (view.late or MISSING if found is None else found.unknown)
     if unknown is not None:
         return HostUse("host-interface", f"it is not known whether the host uses {_shown(interface)}: {unknown}")
     return use

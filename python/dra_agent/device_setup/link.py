@@ -65,8 +65,6 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     files: dict[str, str] = {}
     sysctls: dict[str, str] = {}
     """See dra_agent.device_setup.link_files."""
-    boot_id: str = ""
-    """Of the boot that these properties belong to; "" if an earlier agent recorded them."""
 
 
 def text(name: str | bytes | None) -> str:

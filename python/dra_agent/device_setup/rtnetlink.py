@@ -35,6 +35,7 @@ from dra_agent.device_setup.link import (
     numbers_of,
     raw,
     set_reported_up,
+    shown,
     xdp_of,
 )
 from dra_agent.device_setup.link_reset import LinkReset
@@ -89,8 +90,7 @@ class RestoreRequest(msgspec.Struct, frozen=True, tag="restore"):
     folder: str
     """The folder with all interfaces, /sys/class/net."""
     addresses: tuple[str, ...]
-    link: Link | None
-    """None: unknown."""
+    link: Link
 
 
 class Describe(msgspec.Struct, frozen=True, tag="describe"):
@@ -110,8 +110,7 @@ class Reset(msgspec.Struct, frozen=True, tag="reset"):
     """The name on the host."""
     mtu: int
     up: bool
-    link: Link | None
-    """None: no other property can have changed."""
+    link: Link
 
 
 class NetResult(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -196,25 +195,24 @@ def restore(request: RestoreRequest) -> NetResult:
             return NetResult("away")
         index = int(found["index"])
         link = request.link
-        if link is not None:
-            folder = Path(request.folder) / request.name
-            # Before and after the settings of ethtool: a queue has files only if its channel exists, and some drivers
-            # have NAPI contexts only with GRO.
-            changed += link_files.restore(folder, link.files)[0]
-            parts = [ethtool.restore(index, link.ethtool)] if link.ethtool is not None else []
-            if link.steering is not None:
-                from dra_agent.device_setup import steering
+        folder = Path(request.folder) / request.name
+        # Before and after the settings of ethtool: a queue has files only if its channel exists, and some drivers
+        # have NAPI contexts only with GRO.
+        changed += link_files.restore(folder, link.files)[0]
+        parts = [ethtool.restore(index, link.ethtool)] if link.ethtool is not None else []
+        if link.steering is not None:
+            from dra_agent.device_setup import steering
 
-                parts.append(steering.restore(index, link.steering))
-            parts.append(link_files.restore(folder, link.files))
-            parts.append(link_files.restore_sysctls(request.name, link.sysctls))
-            for done, left in parts:
-                changed += done
-                differing += left
+            parts.append(steering.restore(index, link.steering))
+        parts.append(link_files.restore(folder, link.files))
+        parts.append(link_files.restore_sysctls(request.name, link.sysctls))
+        for done, left in parts:
+            changed += done
+            differing += left
         for address in request.addresses:
             if why := _add_address(host, index, address):
                 return NetResult("there", why, tuple(changed), tuple(differing))
-        if link is not None and "IFLA_LINKMODE" in link.numbers:
+        if "IFLA_LINKMODE" in link.numbers:
             _leave_held_state(host, request.interface)
     return NetResult("there", "", tuple(changed), tuple(differing))
 
@@ -242,7 +240,6 @@ def describe(request: Describe) -> NetResult:
             steering.read(index),
             link_files.read(Path(request.folder) / request.name),
             link_files.read_sysctls(request.name),
-            boot_id(),
         )
         smallest, largest = (int(found.get_attr(name) or 0) for name in ("IFLA_MIN_MTU", "IFLA_MAX_MTU"))
     return NetResult("there", link=link, mtu_range=(smallest, largest))
@@ -251,16 +248,16 @@ def describe(request: Describe) -> NetResult:
 def reset(request: Reset) -> NetResult:
     """Process the request in the host's network namespace."""
     with netlink.connect() as host:
-        found = _at(host, request.interface)
+        links = _links(host)
+        found = _same(links, request.interface)
         if found is None:
             return NetResult("away")
-        before = request.link
-        link = LinkReset(host, int(found["index"]), before or Link(request.interface.hardware_address))
-        refused = ""
-        if before is not None:
-            refused = link.remove_programs(found) or link.set_hardware_address(found) or link.set_flags(found)
-            if not refused:
-                link.set_others(found)
+        if (master := master_of(found, links)).index:
+            return NetResult("there", f"the host uses it: it is a port of {shown(master.name)}")
+        link = LinkReset(host, int(found["index"]), request.link)
+        refused = link.remove_programs(found) or link.set_hardware_address(found) or link.set_flags(found)
+        if not refused:
+            link.set_others(found)
         refused = (
             refused or link.rename(found, request.name) or link.set_mtu_and_state(found, request.mtu, up=request.up)
         )

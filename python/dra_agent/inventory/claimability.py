@@ -17,6 +17,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.builder import pci_files
 from dra_agent.inventory.evaluation import Rule, without_effect
 from dra_agent.inventory.model import HOST_USE, NOT_CLAIMABLE, Device, Exclusion, Family, ObservedIssue, device_name
+from dra_agent.inventory.nic_ports import link_layers
 from dra_agent.inventory.passthrough import PASSTHROUGH
 from dra_agent.inventory.platform_gpus import PlatformGpus
 from dra_agent.inventory.products import fpga_companions, is_fpga_companion, is_fpga_management
@@ -31,6 +32,7 @@ _FAMILIES: dict[DeviceKind, Family] = {
     DeviceKind.FPGA: "fpga",
     DeviceKind.ACCELERATOR: "accelerator",
 }
+_INTERFACE_USES = frozenset({"host-interface", "host-address"})
 
 
 class Claimability:
@@ -50,6 +52,8 @@ class Claimability:
         self._asked: dict[str, Refusal] = {}
         """By PCI address: why a function that is described may not be claimed, of the last call of `claimable`."""
         self._held: Set[str] = frozenset()
+        self._ethernet: dict[str, tuple[PciFunction, bool]] = {}
+        """By PCI address, of functions with RDMA and no interface: whether their ports are Ethernet."""
         self._physical: dict[str, str] = {}
         """By PCI address of a virtual function: the physical one."""
 
@@ -100,13 +104,15 @@ class Claimability:
         """
         asked = [device for device in devices if device.pci_address in self._asked]
         matched: dict[str, list[Rule]] = {}
-        permitted = set()
+        permitted, divided = set(), set(self._physical.values())
         for device in asked:
             given = self._asked[device.pci_address]
             rules = self._display_rules if given.code == "console" else self._interface_rules
             # All rules are evaluated, so that one without a value for any device is detected.
             matched[device.name] = [rule for rule in rules if rule.matches(self._driver, device)]
-            by_older_key = self._allows_interfaces and given.code != "console"
+            by_older_key = (
+                self._allows_interfaces and given.code in _INTERFACE_USES and device.pci_address not in divided
+            )
             if given.by_rule and (matched[device.name] or by_older_key):
                 permitted.add(device.pci_address)
         found = []
@@ -116,11 +122,13 @@ class Claimability:
             if reason is None:
                 found.append(device)
                 continue
-            # A rule for the physical function allows what works through it.
-            is_permitted = address in permitted or self._physical.get(address) in permitted
+            # A rule for the physical function allows claims of both, and no use of the virtual one by the host.
+            is_permitted = address in permitted or (
+                reason.code == "physical-function" and self._physical.get(address) in permitted
+            )
             identity = self._limits(address, reason) if is_permitted else {"host_use": reason.reason}
             # Binding it to vfio-pci would take it from the host.
-            is_useless = PASSTHROUGH in device.identity and "host_use" in identity and reason.code != "console"
+            is_useless = PASSTHROUGH in device.identity and bool(identity) and reason.code != "console"
             if (is_permitted or reason.is_shared) and not is_useless:
                 found.append(msgspec.structs.replace(device, identity={**device.identity, **identity}))
             elif address in self._held:
@@ -137,7 +145,7 @@ class Claimability:
     def _limits(self, address: str, reason: Refusal) -> dict[str, str]:
         """Return the identity by which set-ups know what a claim may change of a device that a rule permits."""
         if reason.code == "physical-function" and address in self._physical:
-            return {}
+            return {"host_use": reason.host_use} if reason.host_use else {}
         # An address is all that a claim would take from the host, and the operator allows it.
         return {"host_address": "allowed"} if reason.code == "host-address" else {"host_use": reason.reason}
 
@@ -152,6 +160,7 @@ class Claimability:
             uses=uses,
             moved=frozenset(one.pci_address for one in functions if device_name("nic", one.pci_address) in moved),
             held=self._held,
+            ethernet_rdma=self._ethernet_rdma(functions),
             nodes={one.pci_address: self._nodes(one, cards, problems) for one in functions if _has_own_nodes(one)},
             wholes={
                 **{one.pci_address: None for one in cards if is_fpga_companion(one) and not one.is_vfio},
@@ -164,6 +173,24 @@ class Claimability:
                 if vendor.has_driver_root and self._host.driver_root is not None
             ),
         )
+
+    def _ethernet_rdma(self, functions: Sequence[PciFunction]) -> frozenset[str]:
+        """Return the functions whose RDMA needs an interface that the host does not have."""
+        asked: dict[str, tuple[PciFunction, bool]] = {}
+        for one in functions:
+            if one.kind is not DeviceKind.NIC or one.net or not one.infiniband:
+                continue
+            # Another link layer makes another function.
+            known = self._ethernet.get(one.pci_address)
+            is_same = known is not None and known[0] is one
+            asked[one.pci_address] = known if known is not None and is_same else (one, self._is_ethernet(one))
+        self._ethernet = asked
+        return frozenset(address for address, (_, is_ethernet) in asked.items() if is_ethernet)
+
+    def _is_ethernet(self, function: PciFunction) -> bool:
+        files = pci_files(self._host, function, [])
+        layers = {layer for device in function.infiniband for layer in link_layers(files, device)}
+        return layers == {"ethernet"}
 
     def _nodes(
         self, function: PciFunction, cards: Sequence[PciFunction], problems: list[Diagnostic]
@@ -205,7 +232,8 @@ def _exclusion(name: str, address: str, reason: Refusal) -> Exclusion:
 
 
 def _with_issue(device: Device, reason: Refusal) -> Device:
-    cause = HOST_USE if reason.by_rule or reason.code == "physical-function" else NOT_CLAIMABLE
+    is_used = reason.by_rule or reason.code in ("physical-function", "no-interface")
+    cause = HOST_USE if is_used else NOT_CLAIMABLE
     message = f"it would not be published if no claim had it: {reason.reason}"
     return msgspec.structs.replace(
         device,

@@ -120,6 +120,11 @@ def read_ports(host: Host, builder: DeviceBuilder) -> list[Port]:
     ]
 
 
+def link_layers(files: SysfsDir, device: str) -> list[str]:
+    """Return the link layer of each port of an RDMA device, as of `RdmaPort`; `files`: of its PCI function."""
+    return [_link_layer(folder) for _, folder in _port_folders(files, device)]
+
+
 def _interface_files(host: Host, builder: DeviceBuilder, name: str) -> SysfsDir:
     own = builder.files.subdir(f"net/{name}")
     # A virtio adapter has its interface one level further down.
@@ -135,9 +140,16 @@ def _interface(name: str, files: SysfsDir) -> NetInterface:
 
 
 def _rdma_ports(builder: DeviceBuilder, device: str) -> list[RdmaPort]:
-    folder = builder.files.subdir(f"infiniband/{device}/ports")
-    numbers = sorted(int(name) for name in folder.names() if name.isdecimal())
-    return [_rdma_port(device, number, folder.subdir(str(number))) for number in numbers]
+    return [_rdma_port(device, number, files) for number, files in _port_folders(builder.files, device)]
+
+
+def _port_folders(files: SysfsDir, device: str) -> list[tuple[int, SysfsDir]]:
+    folder = files.subdir(f"infiniband/{device}/ports")
+    return [(number, folder.subdir(str(number))) for number in sorted(map(int, filter(str.isdecimal, folder.names())))]
+
+
+def _link_layer(files: SysfsDir) -> str:
+    return (files.text("link_layer") or "").lower()
 
 
 def _rdma_port(device: str, number: int, files: SysfsDir) -> RdmaPort:
@@ -148,4 +160,4 @@ def _rdma_port(device: str, number: int, files: SysfsDir) -> RdmaPort:
         state = "up"
     elif physical.isdecimal() and physical != _DISABLED:
         state = "down"
-    return RdmaPort(device, number, files, state, is_active, (files.text("link_layer") or "").lower())
+    return RdmaPort(device, number, files, state, is_active, _link_layer(files))

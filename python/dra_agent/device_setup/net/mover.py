@@ -80,6 +80,7 @@ class InterfaceMover:
         name = os.fspath(Path(f"/proc/self/fd/{network}").readlink())
         where = f"device {device} of claim {original.uid}"
         deadline = time.monotonic() + self._return_timeout_s
+        before = original
         if name not in (original.network, original.moving):
             # Changes of a process that hangs or is killed must be restored, too.
             original = msgspec.structs.replace(original, moving=name)
@@ -94,6 +95,8 @@ class InterfaceMover:
             now = msgspec.structs.replace(original, network=name, moving="", complete=not done.refused)
             if now != original:
                 self._originals.write(device, now)
+        elif original != before:
+            self._originals.write(device, before)  # it was not moved
         if done.refused:
             raise PermanentError(f"{original.interface.name}: {done.refused}", where=where)
         if done.state == "taken":

@@ -159,3 +159,10 @@ class OriginalInterface(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether it may be moved with an address of the host; earlier agents did not ask."""
     moving: str = ""
     """The network namespace that it is being moved to, recorded before the move: the mover may crash."""
+    boot_id: str = ""
+    """Of the boot that this state belongs to; "" if an earlier agent recorded it."""
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether a container may have had it."""
+        return bool(self.network or self.moving)

@@ -115,6 +115,8 @@ class NicSetup:
             )
         edits: dict[str, ContainerEdits] = {}
         record: dict[str, str] = {}
+        if desired == InterfaceConfig():
+            return SetupOutcome(record, edits)
         for item in devices:
             with self._locks.hold([item.device.name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
                 original = self._original(uid, item, desired)
@@ -151,17 +153,18 @@ class NicSetup:
     def _original(self, uid: str, item: SetupDevice, desired: InterfaceConfig) -> OriginalInterface:
         device = item.device.name
         original = self._originals.read(device)
-        if original is not None and original.uid == uid:
+        # After a restart of the host the interface is as the host configures it.
+        if original is not None and original.uid == uid and original.boot_id in ("", rtnetlink.boot_id()):
             if original.interface != desired:  # recorded by an agent that saved less
                 original = msgspec.structs.replace(original, interface=desired)
                 self._originals.write(device, original)
             return original
         ifname = item.device.identity.get("ifname")
-        if not ifname:
-            raise RetryableError("its interface is not on the host", where=f"device {device}")
-        changes = desired.name is not None or desired.mtu is not None
-        if changes:
-            refuse_use(self._network, [ifname], item.device, f"device {device}", "interface: ")
+        # Another device may have the name by now.
+        if not ifname or ifname not in (self.interfaces.of(item.device.pci_address) or ()):
+            missing = "its interface" if not ifname else f"its interface {ifname}"
+            raise RetryableError(f"{missing} is not on the host", where=f"device {device}", hint="the agent retries")
+        refuse_use(self._network, [ifname], item.device, f"device {device}", "interface: ")
         try:
             mtu, up = self.interfaces.mtu(ifname), self.interfaces.is_up(ifname)
             hardware, port = self.interfaces.hardware_address(ifname), self.interfaces.port(ifname)
@@ -184,6 +187,7 @@ class NicSetup:
             described,
             desired,
             may_have_address=may_have_address(item.device),
+            boot_id=rtnetlink.boot_id(),
         )
         self._originals.write(device, original)
         return original
@@ -220,36 +224,20 @@ class NicSetup:
 
     def _restore(self, device: str, original: OriginalInterface, deadline: Deadline) -> None:
         """Undo what the claim and its containers changed; RetryableError if a part remains, on every retry."""
-        now = self._wait_until_returned(device, original, deadline)
-        if now is None:
-            log.warning("the NIC is missing, its interface is not restored", extra={"device": device})
-            return
-        name, moved = original.ifname, bool(original.network or (original.moving and original.link is not None))
-        link = original.link
-        if link is None and moved:
-            link = Link(original.hardware_address)  # an earlier agent recorded no more
-        elif not moved or (link is not None and link.boot_id not in ("", rtnetlink.boot_id())):
-            link = None  # since a restart of the host it has what the host configures
-        differing: list[str] = []
+        if original.boot_id not in ("", rtnetlink.boot_id()):
+            return  # since the restart of the host it has what the host configures
+        name, differing = original.ifname, ()
         try:
-            interface = self._on_host(now) if link is not None or now != name else None
-            if interface is not None:
-                reset = rtnetlink.Reset(interface, name, original.mtu, original.up, link)
-                differing += self._changed(device, original, rtnetlink.query(reset))
-            if self.interfaces.mtu(name) != original.mtu:
-                self.interfaces.set_mtu(name, original.mtu)
-            if original.up != self.interfaces.is_up(name):
-                self.interfaces.set_link_up(name, on=original.up)
-            interface = self._on_host(name) if moved or original.moving else None
-            if interface is not None and (original.addresses or link is not None):
-                folder = os.fspath(self.interfaces.folder)
-                restore = rtnetlink.RestoreRequest(interface, name, folder, original.addresses, link)
-                differing += self._changed(device, original, rtnetlink.query(restore))
+            if original.has_moved:
+                differing = self._restore_moved(device, original, deadline)
+            elif (now := self._find(original)) is not None:
+                name = now
+                self._restore_mtu(device, original, name)
         except OSError as error:
             raise RetryableError(
-                f"{shown(now)} cannot be restored: {error.strerror}",
+                f"{shown(name)} cannot be restored: {error.strerror}",
                 where=f"device {device}",
-                hint=f"check `ip link show {name}`; the agent retries",
+                hint=f"check `ip link show {shown(name)}`; the agent retries",
             ) from error
         if differing:
             raise RetryableError(
@@ -257,6 +245,41 @@ class NicSetup:
                 where=f"device {device}",
                 hint="restore it; the claim keeps the NIC until then, and the agent retries",
             )
+
+    def _restore_mtu(self, device: str, original: OriginalInterface, name: str) -> None:
+        """Restore the MTU of an interface that stayed on the host, unless the host has changed or come to use it."""
+        desired = original.interface
+        if desired.name is not None or desired.mtu is None or self.interfaces.mtu(name) != desired.mtu:
+            return
+        use = self._network.present_use(name, f"device {device}")
+        if use is not None and use.code == "host-interface":
+            extra = {"device": device, "interface": name, "mtu": desired.mtu, "reason": use.reason}
+            log.warning("the MTU of the claim stays, the host uses the interface", extra=extra)
+        else:
+            self.interfaces.set_mtu(name, original.mtu)
+
+    def _restore_moved(self, device: str, original: OriginalInterface, deadline: Deadline) -> tuple[str, ...]:
+        """Restore an interface that a container may have had; return what could not be restored."""
+        now = self._wait_until_returned(device, original, deadline)
+        if now is None:
+            log.warning("the NIC is missing, its interface is not restored", extra={"device": device})
+            return ()
+        name = original.ifname
+        link = original.link or Link(original.hardware_address)  # an earlier agent recorded no more
+        differing: tuple[str, ...] = ()
+        if (interface := self._on_host(now)) is not None:
+            reset = rtnetlink.Reset(interface, name, original.mtu, original.up, link)
+            differing += self._changed(device, original, rtnetlink.query(reset))
+        # A simulated host has no such link.
+        if self.interfaces.mtu(name) != original.mtu:
+            self.interfaces.set_mtu(name, original.mtu)
+        if original.up != self.interfaces.is_up(name):
+            self.interfaces.set_link_up(name, on=original.up)
+        if (interface := self._on_host(name)) is not None:
+            folder = os.fspath(self.interfaces.folder)
+            restore = rtnetlink.RestoreRequest(interface, name, folder, original.addresses, link)
+            differing += self._changed(device, original, rtnetlink.query(restore))
+        return differing
 
     def _changed(self, device: str, original: OriginalInterface, done: rtnetlink.NetResult) -> tuple[str, ...]:
         """Log the result, and return what differs; RetryableError if a step was rejected."""
@@ -277,13 +300,16 @@ class NicSetup:
             return None
         return rtnetlink.HostInterface(index, self.interfaces.hardware_address(name))
 
+    def _find(self, original: OriginalInterface) -> str | None:
+        return self.interfaces.find(original.address, original.port, original.ifname, original.interface.name)
+
     def _wait_until_returned(self, device: str, original: OriginalInterface, deadline: Deadline) -> str | None:
         """Wait until the interface is on the host, and return its current name; None if its NIC was removed."""
         deadline = deadline.capped(self._return_timeout_s)
         while True:
             if self.interfaces.of(original.address) is None:
                 return None
-            name = self.interfaces.find(original.address, original.port, original.ifname, original.interface.name)
+            name = self._find(original)
             if name is not None:
                 return name
             if not deadline.remaining():
