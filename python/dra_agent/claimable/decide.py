@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -55,24 +56,32 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """PCI vendors whose driver is loaded and unloaded while claims hold its devices."""
 
 
-class PlatformGpu(msgspec.Struct, frozen=True):
-    """The GPU of a system on a chip that is no PCI function."""
+class PlatformDevice(msgspec.Struct, frozen=True):
+    """A GPU or an accelerator of a system on a chip that is no PCI function."""
 
+    family: Literal["gpu", "accelerator"]
     name: str
     """Of its platform device, "17000000.gpu"; without one, that of the chip's family."""
-    board: str
-    """As the device tree or the chip names it: "NVIDIA Jetson AGX Orin Developer Kit"."""
     driver: str | None
+    node: str = ""
+    """Path of its node, "/dev/accel/accel0"; empty for a Tegra's GPU."""
+    tegra: str | None = None
+    """The board of a Tegra, as the device tree or the chip names it: "NVIDIA Jetson AGX Orin Developer Kit"."""
 
 
-def platform_refusal(gpu: PlatformGpu) -> Refusal:
-    """Return why such a GPU may not be claimed."""
-    driver = "" if gpu.driver is None else f" with driver {gpu.driver}"
+def platform_refusal(device: PlatformDevice) -> Refusal:
+    """Return why such a device may not be claimed."""
+    driver = "" if device.driver is None else f" with driver {device.driver}"
+    if device.tegra is not None:
+        what = f"the GPU of a Tegra chip ({device.tegra})"
+        hint = "run its containers with NVIDIA's container toolkit (nvidia-ctk cdi generate --mode=csv)"
+    else:
+        what = f"the {device.family} of a system on a chip ({device.node})"
+        hint = "use a device plugin that allocates its node"
     return Refusal(
         "unsupported-platform",
-        f"it is the GPU of a Tegra chip ({gpu.board}){driver}, a platform device instead of a PCI function, which this"
-        " agent does not support",
-        "run its containers with NVIDIA's container toolkit (nvidia-ctk cdi generate --mode=csv)",
+        f"it is {what}{driver}, a platform device instead of a PCI function, which this agent does not support",
+        hint,
     )
 
 

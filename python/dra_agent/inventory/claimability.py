@@ -10,6 +10,7 @@ from collections.abc import Collection, Container, Iterable, Sequence, Set
 import msgspec
 
 from dra_agent.claimable.decide import HostFacts, Refusal, platform_refusal, refusal
+from dra_agent.claimable.iommu_groups import blocks_group
 from dra_agent.claimable.network import HostNetwork
 from dra_agent.claimable.use import host_use
 from dra_agent.diagnostic import Diagnostic
@@ -18,7 +19,7 @@ from dra_agent.inventory.builder import is_vfio, pci_files
 from dra_agent.inventory.evaluation import Rule, without_effect
 from dra_agent.inventory.model import HOST_USE, NOT_CLAIMABLE, Device, Exclusion, Family, ObservedIssue, device_name
 from dra_agent.inventory.passthrough import PASSTHROUGH
-from dra_agent.inventory.platform_gpus import PlatformGpus
+from dra_agent.inventory.platform_devices import PlatformDevices
 from dra_agent.inventory.products import fpga_companions, is_fpga_companion, is_fpga_management
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import character_devices
@@ -39,7 +40,7 @@ class Claimability:
     def __init__(self, host: Host, network: HostNetwork, settings: InventorySettings, driver: str) -> None:
         self._host = host
         self._network = network
-        self._platform_gpus = PlatformGpus(host)
+        self._platform_devices = PlatformDevices(host)
         self._driver = driver
         self._interface_rules = [
             Rule(f"host_interfaces[{number}]", rule) for number, rule in enumerate(settings.host_interfaces)
@@ -88,9 +89,10 @@ class Claimability:
                 excluded.append(_exclusion(_name(function), function.pci_address, reason))
                 if reason.code == "part-of-device":
                     found.append(function)
-        for gpu in self._platform_gpus.present(topology.relevant, problems):
-            reason = platform_refusal(gpu)
-            excluded.append(_exclusion(device_name("gpu", gpu.name), "", reason))
+        excluded += [
+            _exclusion(device_name(one.family, one.name), "", platform_refusal(one))
+            for one in self._platform_devices.present(topology.relevant, problems)
+        ]
         return found
 
     def allowed(self, devices: Sequence[Device], problems: list[Diagnostic], excluded: list[Exclusion]) -> list[Device]:
