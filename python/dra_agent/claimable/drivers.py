@@ -17,7 +17,8 @@ Meaning = Literal["passes-through", "reserves", "user-space", "unusable", "manag
 
 reserves: it holds the function for something else. user-space: it gives it to a program of the host, without an IOMMU.
 unusable: it drives the device, but not for what claims ask of it. manages: it configures or flashes the card.
-virtualizes: it divides the device for virtual machines. other-platform: it drives a device of a system on a chip.
+virtualizes: it divides the device for virtual machines. other-platform: it drives a device of a system on a chip, or of
+the host of this virtual machine.
 """
 
 
@@ -70,6 +71,13 @@ _DRIVERS = {
         "run its containers with NVIDIA's container toolkit (nvidia-ctk cdi generate --mode=csv)",
         _GPU,
     ),
+    # WSL2, drivers/hv/dxgkrnl: one node for the GPUs of the Windows host, whose libraries come from there, too.
+    "dxgkrnl": DriverFacts(
+        "other-platform",
+        "makes /dev/dxg for the GPUs of a Windows host, which this agent does not support",
+        "give containers /dev/dxg and /usr/lib/wsl as WSL2's documentation describes",
+        _GPU,
+    ),
     "radeon": DriverFacts(
         "unusable",
         "drives it, which ROCm cannot use",
@@ -97,11 +105,19 @@ _VFIO_FACTS = DriverFacts("passes-through", "gives the whole function away", "")
 CONSOLE_VENDORS = frozenset({"0x1af4", "0x15ad"})
 """virtio-gpu and VMware's: their drivers make a render node with and without a GPU behind it."""
 
+DISPLAY_VENDORS = frozenset({"0x1a03", "0x102b", "0x19e5", "0x1234", "0x1013"})
+"""ASPEED, Matrox, Huawei (of management controllers), QEMU, Cirrus (of virtual machines): displays without compute."""
+
+
+def passes_through(driver: str) -> bool:
+    """Return True for vfio-pci and the vendors' variants of it."""
+    return _PASSES_THROUGH.fullmatch(driver) is not None
+
 
 @lru_cache(256)
 def driver_facts(driver: str, kind: DeviceKind) -> DriverFacts | None:
     """Return what a driver means for a function of this kind; None if it is judged by what it made."""
-    if _PASSES_THROUGH.fullmatch(driver):
+    if passes_through(driver):
         return _VFIO_FACTS
     known = _DRIVERS.get(driver)
     return known if known is not None and (known.kinds is None or kind in known.kinds) else None
