@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from claimable.hosts import RandomHost, catalog, random_host, smallest
-from claimable.properties import divided, taken_from_host, unexplained, useless, without_nodes
+from claimable.properties import (
+    divided,
+    taken_from_host,
+    unexplained,
+    useless,
+    wireless,
+    without_nodes,
+    without_viable_group,
+    wrong_nodes,
+)
 from dra_agent.claimable.network_view import NetworkView
 from dra_agent.diagnostic import Diagnostic
 from dra_agent.inventory.collector import Collector
@@ -76,6 +85,9 @@ class Fleet:
             *(f"useless: {one}" for one in useless(host.descriptions, inventory)),
             *(f"missing: {one}" for one in without_nodes(inventory)),
             *(f"divided: {one}" for one in divided(host.descriptions, inventory)),
+            *(f"wrong nodes: {one}" for one in wrong_nodes(host.descriptions, inventory)),
+            *(f"wireless: {one}" for one in wireless(host.descriptions, inventory)),
+            *(f"group in use: {one}" for one in without_viable_group(host.descriptions, inventory)),
             *(f"in use: {one}" for one in taken_from_host(host.descriptions, host.network, inventory)),
         ]
 

@@ -33,7 +33,7 @@ from dra_simulate.host_network import (
     Vlan,
     Vrf,
 )
-from dra_simulate.machine import Function, HostBridge, Machine, NumaNode, NvidiaDriver, Sriov
+from dra_simulate.machine import Function, HostBridge, Machine, NumaNode, NvidiaDriver, PciId, Sriov
 from dra_simulate.models import A100_PCIE, H200_SXM
 from dra_simulate.parts.accelerators import (
     alveo_u250,
@@ -43,7 +43,13 @@ from dra_simulate.parts.accelerators import (
     gaudi2,
     gaudi3,
     hailo,
+    hailo_4_22,
+    hygon,
+    memryx,
+    metax,
+    moore_threads,
     pac_d5005,
+    pac_n3000_divided,
     qat,
     qat_of_vendor,
     tpu_v4,
@@ -56,7 +62,18 @@ from dra_simulate.parts.bridges import mac, nvme, port
 from dra_simulate.parts.display import CHIPS, DisplayChip, amd_igpu, display, intel_igpu, virtio_gpu
 from dra_simulate.parts.held import DISPLAY, held_by, passed_through, vgpu_host, with_mediated_devices, without_driver
 from dra_simulate.parts.intel import battlemage
-from dra_simulate.parts.network import bluefield3, broadcom, connectx3, connectx6dx, connectx7, roce_lag, virtio
+from dra_simulate.parts.network import (
+    bluefield3,
+    broadcom,
+    connectx3,
+    connectx6dx,
+    connectx7,
+    omni_path,
+    roce_lag,
+    slingshot,
+    virtio,
+    wifi,
+)
 from dra_simulate.parts.nvidia import gpu
 from dra_simulate.roles.network import Interface, RdmaDevice
 from dra_simulate.roles.nvidia import NvidiaGpu
@@ -68,6 +85,7 @@ _PART_NUMBERS = 16
 _DRM_STEP = 11
 """A card node has its number as minor, and a render node 128 more: no multiple is near 128."""
 _VRF_TABLE = 10
+_SOUND = 0x0403
 _LAG = "lag"
 """Begin of the names of bonds under RoCE LAG."""
 
@@ -261,6 +279,9 @@ def _adapters() -> Iterator[Part]:
     yield _single(lambda at: virtio(at.address, at.name(), at.index, machine=_NAME), _on_own_bus)
     yield _single(lambda at: ena(at.address, at.name(), at.index, machine=_NAME))
     yield _single(lambda at: efa(at.address, at.first, machine=_NAME))
+    yield _single(lambda at: slingshot(at.address, at.first, at.name(), at.index, machine=_NAME))
+    yield _single(lambda at: omni_path(at.address, at.first, machine=_NAME))
+    yield _single(lambda at: wifi(at.address, at.name(), at.index, machine=_NAME))
 
 
 def _connectx3(place: Place) -> Function:
@@ -342,6 +363,10 @@ def _gpus() -> Iterator[Part]:
     yield _single(lambda at: intel_igpu(at.card, address=at.address), lambda one, _: with_mediated_devices(one))
     yield _single(lambda at: intel_igpu(at.card, address=at.address), _in_a_virtual_machine)
     yield _single(lambda at: strix_halo(at.address, at.card))
+    yield from _in_every_state(lambda at: metax(at.address, at.card))
+    yield _single(lambda at: moore_threads(at.address, at.card))
+    yield _with_sound(in_use=True)
+    yield _with_sound(in_use=False)
     yield _single(_amd, _external)
     yield _single(_nvidia, _variant("nvgrace_gpu_vfio_pci"))
     for damage in DAMAGE_OF_GPUS:
@@ -350,6 +375,18 @@ def _gpus() -> Iterator[Part]:
 
 def _in_a_virtual_machine(function: Function, place: Place) -> Function:
     return with_mediated_devices(function, f"83b8f4f2-509f-382f-3c1e-e6bfe0fa{place.which:04x}")
+
+
+def _with_sound(*, in_use: bool) -> Part:
+    """A GPU on vfio-pci with its sound function in the same IOMMU group."""
+
+    def part(at: Place) -> tuple[Function, ...]:
+        sound = Function(
+            f"{at.slot}.1", PciId(0x10DE, 0x1AEF, 0x040300, 0x10DE, 0x0000), driver="snd_hda_intel" if in_use else None
+        )
+        return at.vfio(_nvidia(at)), sound
+
+    return part
 
 
 def _display(chip: DisplayChip) -> Callable[[Place], Function]:
@@ -374,6 +411,10 @@ def _accelerators() -> Iterator[Part]:
     yield _single(lambda at: qat_of_vendor(at.address, at.first))
     yield from _in_every_state(lambda at: pac_d5005(at.address, at.first), "pci-stub")
     yield _single(lambda at: gaudi3(at.address, at.first, machine=_NAME))
+    yield _single(lambda at: pac_n3000_divided(at.address, at.first))
+    yield _single(lambda at: hailo_4_22(at.address, at.first))
+    yield _single(lambda at: memryx(at.address, at.first))
+    yield from _in_every_state(lambda at: hygon(at.address, at.card))
     yield _single(lambda at: qat(at.address))
     yield _single(lambda at: qat(at.address, virtual=2))
     yield _single(lambda at: qat(at.address, virtual=2), _vfs_on_vfio)
@@ -443,7 +484,12 @@ def catalog(*, iommu: bool) -> Catalog:
         iommu=iommu,
         nvidia=NvidiaDriver("570.124.06", 12080),
     )
-    return Catalog(machine, parts, ports)
+    return Catalog(replace(machine, together=_with_sound_functions(parts)), parts, ports)
+
+
+def _with_sound_functions(parts: Sequence[tuple[Function, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Return the addresses of GPUs with functions for sound: nothing between the functions of a card has ACS."""
+    return tuple(tuple(one.address for one in part) for part in parts if part[-1].id.class_code >> 8 == _SOUND)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ _IDS = frozenset(
     }
 )
 """Of TPUs, FPGAs of AWS and NPUs, which have the class of other things."""
+_NEEDED = {0x9999: "mxcd", 0x1D94: "kfd", 0x1ED5: "mtgpu", 0x17DB: "cxi"}
+"""By PCI vendor: how the name of a node begins without which its libraries do not work."""
 _ADDRESS_IN_NAME = re.compile(r"-([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])\b")
 
 
@@ -96,6 +98,35 @@ def divided(functions: Iterable[Function], inventory: Inventory) -> list[str]:
         or any(isinstance(role, MediatedDevices) and (role.uuids or one.driver == "nvidia") for role in one.roles)
     }
     return [device.name for device in inventory.devices if device.pci_address in physical]
+
+
+def without_viable_group(functions: Iterable[Function], inventory: Inventory) -> list[str]:
+    """Return devices for virtual machines that the kernel does not give, because the host uses a part of their card."""
+    used = {one.address.rpartition(".")[0] for one in functions if one.driver == "snd_hda_intel"}
+    return [
+        device.name
+        for device in inventory.devices
+        if any(node.role == "vfio" for node in device.nodes) and device.pci_address.rpartition(".")[0] in used
+    ]
+
+
+def wrong_nodes(functions: Iterable[Function], inventory: Inventory) -> list[str]:
+    """Return devices with a node that reprograms their card, or without one that their vendor's libraries open."""
+    needed = {one.address: _NEEDED.get(one.id.vendor, "") for one in functions}
+    found = []
+    for device in inventory.devices:
+        names = [node.path.rpartition("/")[2] for node in device.nodes]
+        is_vfio = any(node.role == "vfio" for node in device.nodes)
+        begin = "" if is_vfio else needed[device.pci_address]
+        if any("fme" in name for name in names) or (begin and not any(name.startswith(begin) for name in names)):
+            found.append(device.name)
+    return found
+
+
+def wireless(functions: Iterable[Function], inventory: Inventory) -> list[str]:
+    """Return published adapters whose connection is the host's."""
+    adapters = {one.address for one in functions for role in one.roles if isinstance(role, Interface) and role.wireless}
+    return [device.name for device in inventory.devices if device.pci_address in adapters]
 
 
 def uses(network: HostNetwork) -> dict[str, str]:

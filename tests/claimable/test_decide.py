@@ -9,6 +9,7 @@ import pytest
 
 from dra_agent.claimable.decide import HostFacts, Refusal, refusal
 from dra_agent.claimable.use import HostUse
+from dra_agent.claimable.vendor_nodes import DriverNodes
 from dra_agent.topology.model import DeviceKind, Drm, PciFunction, Sriov
 
 ADDRESS = "0000:3b:00.0"
@@ -62,6 +63,7 @@ BOND = HostUse("host-interface", "ens1 is a port of bond0")
 RAIL = HostUse("host-address", "ens1 has the address 10.1.2.3/24")
 DIVIDED = Sriov(16, 4)
 UUID = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
+AMD_DIVIDED = function(GPU, AMD, "amdgpu", drm=rendering(), kfd=1, sriov=DIVIDED)
 
 GPUS: list[tuple[str, PciFunction, str | None]] = [
     ("NVIDIA's driver makes nodes without an entry in /sys", function(GPU, NVIDIA, "nvidia"), None),
@@ -102,8 +104,16 @@ GPUS: list[tuple[str, PciFunction, str | None]] = [
         "virtualized",
     ),
     ("xe", function(GPU, INTEL, "xe", drm=rendering("card2", "renderD130")), None),
-    ("a GPU of a vendor without a back end", function(GPU, "0x1ed5", "mtgpu", drm=rendering()), None),
-    ("one of them without a render node", function(GPU, "0x1ed5", "mtgpu"), "no-node"),
+    ("AMD's physical function beside its virtual ones", AMD_DIVIDED, "physical-function"),
+    ("Intel's, which its back end divides", function(GPU, INTEL, "xe", drm=rendering(), sriov=DIVIDED), None),
+    ("a GPU of a vendor without a back end", function(GPU, "0x0731", "mwv207", drm=rendering()), None),
+    ("one of them without a render node", function(GPU, "0x0731", "mwv207"), "no-node"),
+    (
+        "one of them beside its virtual functions",
+        function(GPU, "0x0731", "mwv207", drm=rendering(), sriov=DIVIDED),
+        "physical-function",
+    ),
+    ("the GPU of a Windows host, in WSL2", function(GPU, "0x1414", "dxgkrnl"), "unsupported-platform"),
     ("ASPEED", function(GPU, "0x1a03", "ast", drm=rendering(render=None)), "display"),
     ("Matrox", function(GPU, "0x102b", "mgag200", drm=rendering(render=None)), "display"),
     ("Huawei's iBMC", function(GPU, "0x19e5", "hibmc-drm", drm=rendering(render=None)), "display"),
@@ -150,6 +160,7 @@ NICS: list[tuple[str, PciFunction, str | None]] = [
     ("a driver that is not known, without an interface", function(NIC, "0xabcd", "newnic"), "no-interface"),
 ]
 
+DIVIDED_QAT = function(ACCELERATOR, INTEL, "4xxx", sriov=DIVIDED)
 OTHERS: list[tuple[str, PciFunction, str | None]] = [
     ("Gaudi", function(ACCELERATOR, "0x1da3", "habanalabs", accel=("accel0",)), None),
     ("Gaudi on pci-stub", function(ACCELERATOR, "0x1da3", "pci-stub"), "reserved"),
@@ -165,11 +176,17 @@ OTHERS: list[tuple[str, PciFunction, str | None]] = [
     ("TPU v4", function(ACCELERATOR, "0x1ae0", "tpu_v4", accel=("accel0",)), None),
     ("TPU v5e", function(ACCELERATOR, "0x1ae0", "vfio-pci"), None),
     ("an NPU without a driver", function(ACCELERATOR, "0x1022", None), "no-driver"),
+    ("QAT's physical function beside its virtual ones", DIVIDED_QAT, "physical-function"),
     ("a virtual function of QAT", function(ACCELERATOR, INTEL, "vfio-pci", physfn=PHYSICAL), None),
     ("an NPU", function(ACCELERATOR, AMD, "amdxdna", accel=("accel0",)), None),
     ("Alveo", function(FPGA, "0x10ee", "xocl", drm=rendering()), None),
     ("Alveo's management function", function(FPGA, "0x10ee", "xclmgmt"), "management"),
     ("Alveo on pci-stub", function(FPGA, "0x10ee", "pci-stub"), "reserved"),
+    (
+        "an FPGA beside its virtual functions",
+        function(FPGA, "0x10ee", "xocl", drm=rendering(), sriov=DIVIDED),
+        "physical-function",
+    ),
     ("an FPGA that is not configured", function(FPGA, INTEL, "dfl-pci"), "no-node"),
     ("no driver", function(FPGA, "0x10ee", None), "no-driver"),
 ]
@@ -246,7 +263,56 @@ def test_a_driver_that_comes_and_goes_keeps_its_devices() -> None:
 def test_nodes_of_an_unknown_accelerator_are_enough() -> None:
     hailo = function(ACCELERATOR, "0x1e60", "hailo")
     assert _code(refusal(hailo, HostFacts())) == "no-node"
-    assert refusal(hailo, HostFacts(nodes={ADDRESS: ("hailo0",)})) is None
+    assert refusal(hailo, HostFacts(nodes={ADDRESS: DriverNodes(own=("hailo0",))})) is None
+
+
+def test_nodes_of_an_unknown_gpu_are_enough() -> None:
+    gpu = function(GPU, "0x0731", "jmgpu")
+    assert refusal(gpu, HostFacts(nodes={ADDRESS: DriverNodes(own=("jmgpu0",))})) is None
+    display = function(GPU, "0x0731", "jmgpu", drm=rendering(render=None))
+    assert refusal(display, HostFacts(nodes={ADDRESS: DriverNodes(own=("jmgpu0",))})) is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [function(GPU, "0x9999", "metax", drm=rendering()), function(ACCELERATOR, "0x1d94", "hydcu", drm=rendering())],
+    ids=["gpu", "accelerator"],
+)
+def test_a_device_without_the_node_that_all_of_its_vendor_share_is_half_made(given: PciFunction) -> None:
+    found = refusal(given, HostFacts(nodes={ADDRESS: DriverNodes(missing=("mxcd",))}))
+    assert found is not None and found.code == "half-made" and "/dev/mxcd" in found.reason
+    assert refusal(given, HostFacts(nodes={PHYSICAL: DriverNodes(missing=("mxcd",))})) is None
+
+
+@pytest.mark.parametrize("drm", [None, rendering()])
+def test_a_node_without_a_place_in_sys_is_not_denied(drm: Drm | None) -> None:
+    for given in (function(GPU, "0x1ed5", "mtgpu", drm=drm), function(ACCELERATOR, "0x1fe9", "memx_pcie_ai_chip")):
+        found = refusal(given, HostFacts(nodes={ADDRESS: DriverNodes(unrelated="memx0")}))
+        assert found is not None and found.code == "node-unknown" and "/dev/memx0" in found.reason
+
+
+@pytest.mark.parametrize("kind", [GPU, NIC])
+def test_a_group_with_a_function_that_the_host_uses_is_not_given(kind: DeviceKind) -> None:
+    bound = function(kind, NVIDIA, "vfio-pci", vfio="vfio0")
+    found = refusal(bound, HostFacts(group_users={ADDRESS: ("0000:3b:00.1 (snd_hda_intel)",)}))
+    assert found is not None and found.code == "iommu-group" and not found.by_rule
+    assert "17" in found.reason and "0000:3b:00.1 (snd_hda_intel)" in found.reason
+    assert refusal(bound, HostFacts(group_users={PHYSICAL: ("0000:3b:00.1 (snd_hda_intel)",)})) is None
+
+
+def test_a_wireless_adapter_stays_with_the_host() -> None:
+    wifi = function(NIC, INTEL, "iwlwifi", class_="0x028000", net=("wlan0",))
+    assert _code(refusal(wifi, HostFacts(wireless={"wlan0"}))) == "wireless"
+    assert refusal(wifi, HostFacts(wireless={"wlan1"})) is None, "ConnectX-3 may have the class of Wi-Fi"
+
+
+@pytest.mark.parametrize("vendor", ["0x1a03", "0x102b", "0x1234"])
+def test_nobody_is_to_bind_the_display_of_a_management_controller(vendor: str) -> None:
+    found = refusal(function(GPU, vendor, None), HostFacts())
+    assert found is not None and found.code == "no-driver"
+    assert "vfio" not in found.hint and "management controller" in found.hint
+    other = refusal(function(GPU, NVIDIA, None), HostFacts())
+    assert other is not None and "vfio-pci" in other.hint
 
 
 def test_a_part_of_another_device_names_it() -> None:

@@ -52,7 +52,7 @@ HOSTS: dict[str, dict[str, Published | str]] = {
     # QAT works through virtual functions on VFIO.
     "qat": {
         "accelerator-0000-4e-00-0": "no-node",
-        "accelerator-0000-6b-00-0": "no-node",
+        "accelerator-0000-6b-00-0": "physical-function",
         "accelerator-0000-e8-00-0": "no-node",
         "accelerator-0000-6b-00-1": _passed_through(200),
     },

@@ -40,7 +40,7 @@ FUNCTIONS: list[tuple[DeviceKind, str, str, dict[str, Any], str, Code]] = [
     (GPU, "0x1002", "0x74a1", {"driver": "amdgpu", "drm": Drm("card0", "renderD128")}, "amd.backend", "unreadable"),
     (GPU, "0x8086", "0x56c0", {"driver": "i915", "drm": Drm("card0", "renderD128")}, "intel.backend", "unreadable"),
     (GPU, "0x10de", "0x2330", {"driver": "nvidia"}, "nvidia.backend", "unreadable"),
-    (GPU, "0x1ed5", "0x0001", {"driver": "mtgpu", "drm": Drm("card0", "renderD128")}, "generic", "unreadable"),
+    (GPU, "0x0731", "0x9100", {"driver": "mwv207", "drm": Drm("card0", "renderD128")}, "generic", "unreadable"),
     (NIC, "0x15b3", "0x1021", {"driver": "mlx5_core", "net": ("ens1",)}, "nic", "unreadable"),
     (
         ACCELERATOR,

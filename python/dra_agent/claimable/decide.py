@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
 from dra_agent.claimable.codes import Code
-from dra_agent.claimable.drivers import CONSOLE_VENDORS, NEURON_DRIVER, TEGRA_HINT, driver_facts
+from dra_agent.claimable.drivers import CONSOLE_VENDORS, DISPLAY_VENDORS, NEURON_DRIVER, TEGRA_HINT, driver_facts
 from dra_agent.claimable.use import HostUse
+from dra_agent.claimable.vendor_nodes import DriverNodes
 from dra_agent.topology.model import DeviceKind, PciFunction
 
 _BY_MEANING: dict[str, Code] = {
@@ -19,6 +21,7 @@ _BY_MEANING: dict[str, Code] = {
     "other-platform": "unsupported-platform",
 }
 _NVIDIA, _NVIDIA_DRIVER = "0x10de", "nvidia"
+_INTEL = "0x8086"
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -44,10 +47,14 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """PCI addresses whose interface a claim has moved into a container."""
     held: Collection[str] = frozenset()
     """PCI addresses of functions that claims have."""
-    nodes: Mapping[str, Sequence[str]] = {}
-    """By PCI address: names below /dev of the character devices that drivers of accelerators and FPGAs made."""
+    nodes: Mapping[str, DriverNodes] = {}
+    """By PCI address: nodes that the scan does not read."""
+    group_users: Mapping[str, Sequence[str]] = {}
+    """By PCI address: other functions of its IOMMU group that the host uses, each with its driver."""
     ethernet_rdma: Collection[str] = frozenset()
     """PCI addresses of functions without an interface on the host whose RDMA ports are Ethernet, and need one."""
+    wireless: Collection[str] = frozenset()
+    """Names of wireless network interfaces."""
     wholes: Mapping[str, str | None] = {}
     """By PCI address of a function that only works together with another one: the address of that one; None if the
     host does not have it."""
@@ -57,24 +64,32 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """PCI vendors whose driver is loaded and unloaded while claims hold its devices."""
 
 
-class PlatformGpu(msgspec.Struct, frozen=True):
-    """The GPU of a system on a chip that is not a PCI function."""
+class PlatformDevice(msgspec.Struct, frozen=True):
+    """A GPU or an accelerator of a system on a chip that is not a PCI function."""
 
+    family: Literal["gpu", "accelerator"]
     name: str
     """Of its platform device, "17000000.gpu"; without one, that of the chip's family."""
-    board: str
-    """As the device tree or the chip names it: "NVIDIA Jetson AGX Orin Developer Kit"."""
     driver: str | None
+    node: str = ""
+    """Path of its node, "/dev/accel/accel0"; empty for a Tegra's GPU."""
+    tegra: str | None = None
+    """The board of a Tegra, as the device tree or the chip names it: "NVIDIA Jetson AGX Orin Developer Kit"."""
 
 
-def platform_refusal(gpu: PlatformGpu) -> Refusal:
-    """Return why such a GPU may not be claimed."""
-    driver = "" if gpu.driver is None else f" with driver {gpu.driver}"
+def platform_refusal(device: PlatformDevice) -> Refusal:
+    """Return why such a device may not be claimed."""
+    driver = "" if device.driver is None else f" with driver {device.driver}"
+    if device.tegra is not None:
+        what = f"the GPU of a Tegra chip ({device.tegra})"
+        hint = TEGRA_HINT
+    else:
+        what = f"the {device.family} of a system on a chip ({device.node})"
+        hint = "use a device plugin that allocates its node"
     return Refusal(
         "unsupported-platform",
-        f"it is the GPU of a Tegra chip ({gpu.board}){driver}, a platform device instead of a PCI function, which this"
-        " agent does not support",
-        TEGRA_HINT,
+        f"it is {what}{driver}, a platform device instead of a PCI function, which this agent does not support",
+        hint,
     )
 
 
@@ -109,7 +124,9 @@ def _of_function(function: PciFunction, facts: HostFacts) -> Refusal | None:
             "no-driver",
             f"no driver is bound to this {function.kind.value} ({function.vendor_id}:{function.device_id}), so nothing"
             " can use it",
-            "load its driver, or bind it to vfio-pci",
+            "nothing: it is the display of a management controller or of a virtual machine"
+            if function.kind is DeviceKind.GPU and function.vendor_id in DISPLAY_VENDORS
+            else "load its driver, or bind it to vfio-pci",
         )
     if (virtualized := _virtualized(function)) is not None:
         return virtualized
@@ -120,14 +137,18 @@ def _of_function(function: PciFunction, facts: HostFacts) -> Refusal | None:
             "bind it to vfio-pci if containers or virtual machines are to have it",
         )
     if function.is_vfio:
-        return _of_vfio(function)
+        return _of_vfio(function, facts)
     known = driver_facts(function.driver, function.kind) if function.driver is not None else None
     if known is not None:
         return Refusal(_BY_MEANING[known.meaning], f"{function.driver} {known.reason}", known.hint)
     if function.kind is DeviceKind.GPU:
-        return _of_gpu(function)
+        return _of_gpu(function, facts)
     if function.kind is DeviceKind.NIC:
         return _of_nic(function, facts)
+    if (divided := _with_virtual_functions(function, by_rule=False)) is not None:
+        return divided
+    if (incomplete := _incomplete(function, facts)) is not None:
+        return incomplete
     return None if _has_anything(function, facts) else _nothing(function)
 
 
@@ -149,7 +170,7 @@ def _virtualized(function: PciFunction) -> Refusal | None:
     return None
 
 
-def _of_vfio(function: PciFunction) -> Refusal | None:
+def _of_vfio(function: PciFunction, facts: HostFacts) -> Refusal | None:
     if function.noiommu:
         return Refusal(
             "vfio-noiommu",
@@ -163,10 +184,16 @@ def _of_vfio(function: PciFunction) -> Refusal | None:
             f"{function.driver} has no IOMMU group for it, so it has no device node",
             "enable the IOMMU (VT-d or AMD-Vi in the firmware, intel_iommu=on on the kernel's command line)",
         )
+    if users := facts.group_users.get(function.pci_address):
+        return Refusal(
+            "iommu-group",
+            f"the host uses other functions of its IOMMU group {function.iommu_group}: {', '.join(users)}",
+            "unbind their drivers, bind them to vfio-pci, too, or use a slot behind a port with ACS",
+        )
     return _with_virtual_functions(function, by_rule=function.kind is DeviceKind.NIC)
 
 
-def _of_gpu(function: PciFunction) -> Refusal | None:
+def _of_gpu(function: PciFunction, facts: HostFacts) -> Refusal | None:
     if function.vendor_id == _NVIDIA and function.driver == _NVIDIA_DRIVER:
         # Only NVIDIA's build for hosts of virtual machines binds virtual functions (kernel-open/nvidia/nv-pci.c).
         if function.physfn is not None:
@@ -176,8 +203,14 @@ def _of_gpu(function: PciFunction) -> Refusal | None:
                 "claim GPUs inside the virtual machine, or disable virtual functions (sriov_numvfs)",
             )
         return _with_virtual_functions(function, by_rule=False)
+    # The back end of Intel's GPUs describes virtual functions with what they take from the physical one.
+    if function.vendor_id != _INTEL and (divided := _with_virtual_functions(function, by_rule=False)) is not None:
+        return divided
+    if (incomplete := _incomplete(function, facts)) is not None:
+        return incomplete
     render = function.drm.render if function.drm is not None else None
-    if render is None and function.kfd is None and not function.accel:
+    has_nodes = bool(function.accel or _own_nodes(function, facts))
+    if render is None and function.kfd is None and not has_nodes:
         if function.drm is not None:
             return Refusal(
                 "display",
@@ -201,7 +234,8 @@ def _of_gpu(function: PciFunction) -> Refusal | None:
 
 
 def _of_nic(function: PciFunction, facts: HostFacts) -> Refusal | None:
-    if not (function.net or function.infiniband or function.pci_address in facts.moved):
+    has_interface = function.net or function.infiniband or _own_nodes(function, facts)
+    if not (has_interface or function.pci_address in facts.moved):
         return Refusal(
             "no-interface",
             f"{function.driver} made no network interface and no RDMA device for it in the host's network",
@@ -214,6 +248,8 @@ def _of_nic(function: PciFunction, facts: HostFacts) -> Refusal | None:
             " network",
             "another pod may have the interface, by a network plugin; claim another NIC",
         )
+    if any(name in facts.wireless for name in function.net):
+        return Refusal("wireless", "it is a wireless adapter, whose connection and keys only the host has")
     uses = {facts.uses[name].code: facts.uses[name] for name in function.net if name in facts.uses}
     if (use := uses.get("host-interface")) is not None:
         return _used(use)
@@ -247,6 +283,10 @@ def _with_virtual_functions(function: PciFunction, *, by_rule: bool) -> Refusal 
     )
 
 
+def _own_nodes(function: PciFunction, facts: HostFacts) -> tuple[str, ...]:
+    return facts.nodes.get(function.pci_address, DriverNodes()).own
+
+
 def _has_anything(function: PciFunction, facts: HostFacts) -> bool:
     drm = function.drm
     return bool(
@@ -255,15 +295,34 @@ def _has_anything(function: PciFunction, facts: HostFacts) -> bool:
         or function.accel
         or function.kfd is not None
         or (drm is not None and (drm.render is not None or drm.card is not None))
-        or facts.nodes.get(function.pci_address)
+        or _own_nodes(function, facts)
         # Only the driver itself can report which node belongs to a function.
         or function.driver == NEURON_DRIVER
     )
 
 
+def _incomplete(function: PciFunction, facts: HostFacts) -> Refusal | None:
+    """Return why a container cannot use what the driver made of a function."""
+    nodes = facts.nodes.get(function.pci_address, DriverNodes())
+    if nodes.unrelated is not None:
+        return Refusal(
+            "node-unknown",
+            f"{function.driver} made nodes such as /dev/{nodes.unrelated}, and /sys relates none to this function",
+            "use a version of its driver that gives its nodes a parent device, or the vendor's device plugin",
+        )
+    if nodes.missing:
+        named = ", ".join(f"/dev/{name}" for name in nodes.missing)
+        return Refusal(
+            "half-made",
+            f"{function.driver} made no {named}, without which its vendor's libraries do not work",
+            "check the kernel log (dmesg), and that all modules of its driver are loaded",
+        )
+    return None
+
+
 def _nothing(function: PciFunction) -> Refusal:
     return Refusal(
         "no-node",
-        f"{function.driver} made no device node for it, so a container would get nothing",
+        f"{function.driver} made no device node that /sys relates to it and that a container could use",
         "check the kernel log (dmesg); bind it to vfio-pci if a virtual machine is to have it",
     )

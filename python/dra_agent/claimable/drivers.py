@@ -14,7 +14,8 @@ Meaning = Literal["reserves", "unusable", "manages", "virtualizes", "other-platf
 """reserves: it holds the function for something else.
 
 unusable: it drives the device, but not for what claims ask of it. manages: it configures or flashes the card.
-virtualizes: it divides the device for virtual machines. other-platform: it drives a device of a system on a chip.
+virtualizes: it divides the device for virtual machines. other-platform: it drives a device of a system on a chip, or of
+the host of this virtual machine.
 """
 
 
@@ -66,6 +67,13 @@ _DRIVERS = {
         TEGRA_HINT,
         _GPU,
     ),
+    # WSL2, drivers/hv/dxgkrnl: one node for the GPUs of the Windows host, whose libraries come from there, too.
+    "dxgkrnl": DriverFacts(
+        "other-platform",
+        "makes /dev/dxg for the GPUs of a Windows host, which this agent does not support",
+        "give containers /dev/dxg and /usr/lib/wsl as WSL2's documentation describes",
+        _GPU,
+    ),
     "radeon": DriverFacts(
         "unusable",
         "drives it, which ROCm cannot use",
@@ -84,6 +92,9 @@ _DRIVERS = {
 
 CONSOLE_VENDORS = frozenset({"0x1af4", "0x15ad"})
 """virtio-gpu and VMware's: their drivers make a render node with and without a GPU behind it."""
+
+DISPLAY_VENDORS = frozenset({"0x1a03", "0x102b", "0x19e5", "0x1234", "0x1013"})
+"""ASPEED, Matrox, Huawei (of management controllers), QEMU, Cirrus (of virtual machines): displays without compute."""
 
 
 def driver_facts(driver: str, kind: DeviceKind) -> DriverFacts | None:

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from dra_agent.claimable.drivers import DISPLAY_VENDORS
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, ok, problem, warning
 from dra_agent.doctor.vendor_driver import driver_of
@@ -31,6 +32,7 @@ _SEVERITIES = {
     "half-made": problem,
     "unreadable": problem,
     "no-iommu-group": warning,
+    "iommu-group": warning,
     "vfio-noiommu": warning,
     "user-space-driver": warning,
 }
@@ -67,7 +69,7 @@ def _exclusion(exclusion: Exclusion, topology: Topology | None) -> Finding:
     message = f"not published ({exclusion.code}): {exclusion.reason}"
     function = topology.by_address.get(exclusion.pci_address or "") if topology is not None else None
     # The display of a management controller without a driver is nothing to repair.
-    is_display = function is not None and function.kind is DeviceKind.GPU and function.vendor_id not in GPU_VENDORS
+    is_display = function is not None and function.kind is DeviceKind.GPU and function.vendor_id in DISPLAY_VENDORS
     make = None if is_display else _SEVERITIES.get(exclusion.code)
     return ok(message, exclusion.name) if make is None else make(message, exclusion.name, exclusion.hint)
 

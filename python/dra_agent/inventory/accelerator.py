@@ -18,7 +18,7 @@ from dra_agent.inventory.generic import add_drm_nodes
 from dra_agent.inventory.model import Device, Exclusion, device_name
 from dra_agent.inventory.products import board_memory_of, product_of
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.inventory.sysfs import character_devices
+from dra_agent.inventory.user_nodes import add_user_nodes
 from dra_agent.topology.model import PciFunction
 
 _DRM_ACCEL = "accel/accel"
@@ -91,9 +91,7 @@ class AcceleratorBackend:
             builder.node(f"/dev/infiniband/{uverbs}", "uverbs")
         if function.drm is not None:
             add_drm_nodes(builder, function.drm.card, function.drm.render)
-        for name in character_devices(builder.files):
-            if not name.startswith(("accel/", "infiniband/", "dri/")) and name not in function.accel:
-                builder.node(f"/dev/{name}", "vendor")
+        add_user_nodes(builder)
         return builder.build()
 
 

@@ -10,8 +10,10 @@ from collections.abc import Collection, Container, Iterable, Sequence, Set
 import msgspec
 
 from dra_agent.claimable.decide import HostFacts, Refusal, platform_refusal, refusal
+from dra_agent.claimable.iommu_groups import blocks_group
 from dra_agent.claimable.network import HostNetwork
 from dra_agent.claimable.use import host_use
+from dra_agent.claimable.vendor_nodes import NO_NODES, vendor_nodes
 from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.builder import pci_files
@@ -19,10 +21,10 @@ from dra_agent.inventory.evaluation import Rule, without_effect
 from dra_agent.inventory.model import HOST_USE, NOT_CLAIMABLE, Device, Exclusion, Family, ObservedIssue, device_name
 from dra_agent.inventory.nic_ports import link_layers
 from dra_agent.inventory.passthrough import PASSTHROUGH
-from dra_agent.inventory.platform_gpus import PlatformGpus
+from dra_agent.inventory.platform_devices import PlatformDevices
 from dra_agent.inventory.products import fpga_companions, is_fpga_companion, is_fpga_management
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.inventory.sysfs import character_devices
+from dra_agent.inventory.user_nodes import driver_nodes
 from dra_agent.inventory.vendors import GPU_VENDORS
 from dra_agent.topology.model import CLAIMABLE, DeviceKind, PciFunction, Topology
 
@@ -33,6 +35,8 @@ _FAMILIES: dict[DeviceKind, Family] = {
     DeviceKind.ACCELERATOR: "accelerator",
 }
 _INTERFACE_USES = frozenset({"host-interface", "host-address"})
+_OTHER_NETWORK = "0x0280"
+"""Class of network controllers of no other kind; Wi-Fi adapters have it."""
 
 
 class Claimability:
@@ -41,7 +45,7 @@ class Claimability:
     def __init__(self, host: Host, network: HostNetwork, settings: InventorySettings, driver: str) -> None:
         self._host = host
         self._network = network
-        self._platform_gpus = PlatformGpus(host)
+        self._platform_devices = PlatformDevices(host)
         self._driver = driver
         self._interface_rules = [
             Rule(f"host_interfaces[{number}]", rule) for number, rule in enumerate(settings.host_interfaces)
@@ -92,9 +96,10 @@ class Claimability:
                 excluded.append(_exclusion(_name(function), function.pci_address, reason))
                 if reason.code == "part-of-device":
                     found.append(function)
-        for gpu in self._platform_gpus.present(topology.relevant, problems):
-            reason = platform_refusal(gpu)
-            excluded.append(_exclusion(device_name("gpu", gpu.name), "", reason))
+        excluded += [
+            _exclusion(device_name(one.family, one.name), "", platform_refusal(one))
+            for one in self._platform_devices.present(topology.relevant, problems)
+        ]
         return found
 
     def allowed(self, devices: Sequence[Device], problems: list[Diagnostic], excluded: list[Exclusion]) -> list[Device]:
@@ -161,7 +166,13 @@ class Claimability:
             moved=frozenset(one.pci_address for one in functions if device_name("nic", one.pci_address) in moved),
             held=self._held,
             ethernet_rdma=self._ethernet_rdma(functions),
-            nodes={one.pci_address: self._nodes(one, cards, problems) for one in functions if _has_own_nodes(one)},
+            nodes={
+                one.pci_address: driver_nodes(self._host, one, cards, problems)
+                for one in functions
+                if _may_have_own_nodes(one)
+            },
+            group_users=_group_users(topology, functions),
+            wireless=frozenset(name for one in functions for name in one.net if self._is_wireless(one, name)),
             wholes={
                 **{one.pci_address: None for one in cards if is_fpga_companion(one) and not one.is_vfio},
                 **{part.pci_address: whole.pci_address for whole in cards for part in fpga_companions(whole, cards)},
@@ -192,11 +203,12 @@ class Claimability:
         layers = {layer for device in function.infiniband for layer in link_layers(files, device)}
         return layers == {"ethernet"}
 
-    def _nodes(
-        self, function: PciFunction, cards: Sequence[PciFunction], problems: list[Diagnostic]
-    ) -> tuple[str, ...]:
-        parts = [function, *(fpga_companions(function, cards) if function.kind is DeviceKind.FPGA else ())]
-        return tuple(name for part in parts for name in character_devices(pci_files(self._host, part, problems)))
+    def _is_wireless(self, function: PciFunction, name: str) -> bool:
+        # The class alone does not tell: a ConnectX-3 may have it, too.
+        return (
+            function.class_.startswith(_OTHER_NETWORK)
+            and (self._host.sysfs / "bus/pci/devices" / function.pci_address / "net" / name / "phy80211").exists()
+        )
 
 
 def unread(functions: Iterable[PciFunction], problem: Diagnostic) -> list[Exclusion]:
@@ -213,9 +225,31 @@ def unread(functions: Iterable[PciFunction], problem: Diagnostic) -> list[Exclus
     ]
 
 
-def _has_own_nodes(function: PciFunction) -> bool:
-    """Return True if its driver may have made nodes that the scan does not know."""
-    return function.kind in (DeviceKind.FPGA, DeviceKind.ACCELERATOR) and function.drm is None and not function.accel
+def _may_have_own_nodes(function: PciFunction) -> bool:
+    """Return True if its driver may have made nodes that the scan does not know, and that decide."""
+    if function.driver is None or function.is_vfio:
+        return False
+    if function.kind is DeviceKind.NIC:
+        return not function.net and not function.infiniband
+    if function.kind is DeviceKind.GPU and function.vendor_id in GPU_VENDORS:
+        return False
+    renders = function.drm is not None and function.drm.render is not None
+    return vendor_nodes(function) is not NO_NODES or not (renders or function.accel)
+
+
+def _group_users(topology: Topology, functions: Sequence[PciFunction]) -> dict[str, list[str]]:
+    """Return by address of functions for user space: others of their IOMMU groups that the host uses."""
+    groups: dict[int, list[PciFunction]] = {}
+    passed = [one for one in functions if one.is_vfio and one.iommu_group is not None]
+    if passed:
+        for one in topology.devices:
+            if one.iommu_group is not None and blocks_group(one.driver, one.class_):
+                groups.setdefault(one.iommu_group, []).append(one)
+    return {
+        one.pci_address: [f"{other.pci_address} ({other.driver})" for other in groups[one.iommu_group]]
+        for one in passed
+        if one.iommu_group in groups
+    }
 
 
 def _name(function: PciFunction) -> str:

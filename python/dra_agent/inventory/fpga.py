@@ -10,17 +10,12 @@ from collections.abc import Sequence
 from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.api import Capacity
-from dra_agent.inventory.builder import DeviceBuilder, pci_files
+from dra_agent.inventory.builder import DeviceBuilder
 from dra_agent.inventory.generic import add_drm_nodes
 from dra_agent.inventory.model import Device
-from dra_agent.inventory.products import (
-    fpga_card_of,
-    fpga_companions,
-    is_fpga_companion,
-    product_of,
-)
+from dra_agent.inventory.products import fpga_card_of, is_fpga_companion, product_of
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.inventory.sysfs import character_devices
+from dra_agent.inventory.user_nodes import add_user_nodes
 from dra_agent.topology.model import PciFunction
 
 
@@ -33,15 +28,13 @@ class FpgaBackend:
     def devices(self, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> list[Device]:
         """Describe the function of each card that applications use."""
         return [
-            self._device(function, fpga_companions(function, functions), problems)
-            for function in functions
-            if not is_fpga_companion(function)
+            self._device(function, functions, problems) for function in functions if not is_fpga_companion(function)
         ]
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _device(self, function: PciFunction, companions: Sequence[PciFunction], problems: list[Diagnostic]) -> Device:
+    def _device(self, function: PciFunction, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> Device:
         builder = DeviceBuilder(self._host, function, "fpga", problems)
         builder.set("productName", product_of(function))
         card = fpga_card_of(function)
@@ -49,11 +42,7 @@ class FpgaBackend:
             builder.capacity["logicCells"] = Capacity.of(card.logic_cells)
         if function.drm is not None:
             add_drm_nodes(builder, function.drm.card, function.drm.render)
-        folders = [builder.files, *(pci_files(self._host, one, problems) for one in companions)]
-        for name in (name for folder in folders for name in character_devices(folder)):
-            # The management engine (dfl-fme) reprograms the card; a claim gets only its ports.
-            if "fme" not in name and "mgmt" not in name:
-                builder.node(f"/dev/{name}", "vendor")
+        add_user_nodes(builder, functions)
         return builder.build()
 
 

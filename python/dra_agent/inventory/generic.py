@@ -13,6 +13,7 @@ from dra_agent.inventory.builder import DeviceBuilder
 from dra_agent.inventory.model import FAMILIES, Device, device_name
 from dra_agent.inventory.products import product_of
 from dra_agent.inventory.settings import InventorySettings
+from dra_agent.inventory.user_nodes import add_user_nodes
 from dra_agent.topology.model import PciFunction
 
 
@@ -40,6 +41,7 @@ class PlainBackend:
         builder.set("productName", product_of(function))
         if function.drm is not None:
             add_drm_nodes(builder, function.drm.card, function.drm.render)
+        add_user_nodes(builder)
         if family == "nic":
             builder.set("isSriovVf", function.physfn is not None)
         elif function.physfn is not None:

@@ -16,6 +16,7 @@ from dra_agent.inventory.model import Device
 from dra_agent.inventory.nic_ports import NetInterface, Port, RdmaPort, preferred, read_ports
 from dra_agent.inventory.products import product_of
 from dra_agent.inventory.settings import InventorySettings
+from dra_agent.inventory.user_nodes import add_user_nodes
 from dra_agent.topology.model import PciFunction
 
 _LINK_TYPES = {1: "ethernet", 32: "infiniband"}
@@ -46,6 +47,7 @@ class NicBackend:
         builder = DeviceBuilder(self._host, function, "nic", problems)
         builder.set("productName", product_of(function))
         self._ports(builder, read_ports(self._host, builder))
+        add_user_nodes(builder)
         builder.set("isSriovVf", function.physfn is not None)
         if function.physfn is not None:
             builder.add_identity(physfn=function.physfn)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 from dra_agent.diagnostic import Diagnostic
@@ -97,21 +96,3 @@ class SysfsDir:
 
 def _hint(error: OSError) -> str | None:
     return "run the agent as root, or allow its user to read it" if error.errno in (errno.EACCES, errno.EPERM) else None
-
-
-def character_devices(files: SysfsDir, depth: int = 3) -> Iterator[str]:
-    """Return the names below /dev of the character devices that a PCI function's driver made, by their `uevent` files.
-
-    Only directories of the function are walked: links (to the driver, to other functions) are not followed.
-    """
-    for name in files.names():
-        path = files.folder / name
-        if path.is_symlink() or not path.is_dir():
-            continue
-        child = files.subdir(name)
-        if (path / "dev").exists():
-            node = child.key_values("uevent", "=").get("DEVNAME")
-            if node:
-                yield node
-        if depth > 1 and name not in {"power", "msi_irqs", "net", "infiniband", "drm"}:
-            yield from character_devices(child, depth - 1)

@@ -214,6 +214,90 @@ def qat_of_vendor(address: str, first: int, bundles: int = 2) -> Function:
     return replace(qat(address), roles=(*qat(address).roles, *roles))
 
 
+def hailo_4_22(address: str, number: int) -> Function:
+    """The same card under hailo_pci 4.22 and earlier, whose nodes have no parent, and the PCI address as attribute."""
+    role = VirtualDevice(
+        f"hailo{number}",
+        "hailo_chardev",
+        "hailo",
+        number,
+        attributes={"board_location": address, "device_id": "1e60:2864"},
+    )
+    return replace(hailo(address, number), roles=(role,))
+
+
+def memryx(address: str, number: int) -> Function:
+    """A MemryX MX3, whose nodes have neither a parent nor an address."""
+    return Function(
+        address,
+        PciId(0x1FE9, 0x0100, _PROCESSING, 0x1FE9, 0x0000),
+        driver="memx_pcie_ai_chip",
+        link=LinkState(3, 2),
+        bars=(Bar(16 * _MIB),),
+        roles=(VirtualDevice(f"memx{number}", "memx_cdev", "memx", number),),
+    )
+
+
+def hygon(address: str, card: int) -> Function:
+    """A Hygon K100 under hydcu: DRM nodes of its own, and two nodes for all of them."""
+    return Function(
+        address,
+        PciId(0x1D94, 0x62B7, 0x0B4000, 0x1D94, 0x62B7, 0x01),
+        driver="hydcu",
+        link=LinkState(4, 16),
+        bars=(Bar(64 * _GIB, prefetchable=True),),
+        roles=(
+            DrmNodes(card, 128 + card),
+            VirtualDevice("kfd", "kfd", "kfd", 0),
+            VirtualDevice("mkfd", "mkfd", "mkfd", 0),
+        ),
+    )
+
+
+def metax(address: str, card: int) -> Function:
+    """A MetaX C500: DRM nodes of its own, and one node for all of them."""
+    return Function(
+        address,
+        PciId(0x9999, 0x4001, 0x038000, 0x9999, 0x4001),
+        driver="metax",
+        link=LinkState(5, 16),
+        bars=(Bar(64 * _GIB, prefetchable=True),),
+        roles=(DrmNodes(card, 128 + card), VirtualDevice("mxcd", "mxcd", "mxcd", 0)),
+    )
+
+
+def moore_threads(address: str, card: int) -> Function:
+    """An MTT S4000 under mtgpu, whose node beside those of DRM is assumed to have no parent."""
+    return Function(
+        address,
+        PciId(0x1ED5, 0x0323, 0x030200, 0x1ED5, 0x0323),
+        driver="mtgpu",
+        link=LinkState(5, 16),
+        bars=(Bar(64 * _GIB, prefetchable=True),),
+        roles=(DrmNodes(card, 128 + card), VirtualDevice(f"mtgpu.{card}", "mtgpu", "mtgpu", card)),
+    )
+
+
+def pac_n3000_divided(address: str, number: int) -> Function:
+    """An Intel PAC N3000 whose port was released to a virtual function: its own has the management engine only."""
+    virtual = Function(
+        f"{address.rpartition('.')[0]}.1",
+        PciId(0x8086, 0x0B31, _PROCESSING, 0x8086, 0x0000),
+        driver="dfl-pci",
+        bars=(Bar(512 << 10, prefetchable=True),),
+        roles=(VendorNode(f"fpga_region/region{number + 1}/dfl-port.{number}", "dfl", 2 * number + 1),),
+    )
+    return Function(
+        address,
+        PciId(0x8086, 0x0B30, _PROCESSING, 0x8086, 0x0000),
+        driver="dfl-pci",
+        link=LinkState(3, 16),
+        bars=(Bar(512 << 10, prefetchable=True),),
+        roles=(VendorNode(f"fpga_region/region{number}/dfl-fme.{number}", "dfl", 2 * number),),
+        sriov=Sriov(1, 0x0B31, functions=(virtual,)),
+    )
+
+
 def qat(address: str, *, virtual: int = 0) -> Function:
     """A QuickAssist 4xxx, which the kernel uses: one control node for all, and nothing of a single device.
 

@@ -36,6 +36,7 @@ class Interface:
     dev_port: int = 0
     cable: bool = True
     """False: the interface can be switched on, and has no link."""
+    wireless: bool = False
 
     @property
     def flags(self) -> int:
@@ -72,6 +73,10 @@ class Interface:
             mtu=self.mtu,
         )
         tree.link(f"{path}/device", device)
+        if self.wireless:
+            phy = f"{device}/ieee80211/phy{self.index}"
+            tree.file(f"{phy}/name", f"phy{self.index}")
+            tree.link(f"{path}/phy80211", phy)
         if self.bus_device:
             tree.file(f"{device}/uevent", "DRIVER=virtio_net\nMODALIAS=virtio:d00000001v00001AF4")
             tree.link(f"{device}/driver", "sys/bus/virtio/drivers/virtio_net")

@@ -14,6 +14,7 @@ from deadlines import a_minute
 from device_setup.hung import wait_for_access
 from device_setup.vfio.bench import ALVEO, ALVEO_MANAGEMENT, FPGA, GPU, NIC, Bench, Crash, published
 from dra_agent.cdi.model import ContainerEdits
+from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup.nvidia import SharedNvml
 from dra_agent.device_setup.vfio import VfioConfig, VfioSetup
@@ -23,7 +24,7 @@ from dra_agent.inventory.collector import collect
 from dra_agent.inventory.passthrough import VfioBinding, VfioBindingStore
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import SysfsDir
-from dra_agent.prepare.setup import UnsuitableError
+from dra_agent.prepare.setup import SetupDevice, UnsuitableError
 from dra_agent.topology import scan
 from dra_simulate import inject
 from eventually import DEADLINE_S
@@ -202,6 +203,59 @@ def test_a_machine_that_still_runs_keeps_its_device(bench: Bench) -> None:
     (process / "fd/3").unlink()
     vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
     assert bench.driver(FPGA) == "dfl-pci"
+
+
+def bound_by_the_operator(bench: Bench, address: str) -> SetupDevice:
+    kernel = bench.kernel
+    kernel.write(f"bus/pci/devices/{address}/driver/unbind", address)
+    kernel.write(f"bus/pci/devices/{address}/driver_override", "vfio-pci")
+    kernel.write("bus/pci/drivers_probe", address)
+    found = next(one for one in bench.inventory(InventorySettings()).devices if one.pci_address == address)
+    assert "passthrough" not in found.identity
+    return SetupDevice(ClaimDevice("n/pool", found.name, ("request",)), found)
+
+
+def test_a_device_that_the_operator_bound_stays_bound(bench: Bench) -> None:
+    item, vfio = bound_by_the_operator(bench, FPGA), bench.vfio()
+    assert vfio.default(item.device) == AUTO
+    bench.points.seen.clear()
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    assert outcome.edits == {}, "the inventory has its nodes"
+    vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
+    assert (bench.driver(FPGA), bench.bindings.all(), bench.points.seen) == ("vfio-pci", {}, [])
+
+
+def test_a_machine_that_has_a_device_of_the_operator_open_is_noticed(bench: Bench) -> None:
+    item, vfio = bound_by_the_operator(bench, FPGA), bench.vfio()
+    process = opened(bench, f"/dev/vfio/{bench.machine.iommu_groups[FPGA]}")
+    with pytest.raises(RetryableError, match="process 4711"):
+        vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    (process / "fd/3").unlink()
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    # The claim's own container has it open on a repeat.
+    opened(bench, f"/dev/vfio/{bench.machine.iommu_groups[FPGA]}", 4712)
+    assert vfio.set_up("uid-1", [item], AUTO, outcome.record, a_minute()) == outcome
+
+
+def test_a_group_that_the_host_has_come_to_use_is_not_given(bench_of: Callable[..., Bench]) -> None:
+    bench = bench_of(together=((FPGA, NIC),))
+    bench.kernel.write(f"bus/pci/devices/{NIC}/driver/unbind", NIC)
+    item = bound_by_the_operator(bench, FPGA)
+    bench.kernel.write(f"bus/pci/devices/{NIC}/driver_override", "")
+    bench.kernel.write("bus/pci/drivers_probe", NIC)
+    assert bench.driver(NIC) == "mlx5_core"
+    with pytest.raises(PermanentError, match=rf"IOMMU group \d+: {NIC} \(mlx5_core\)"):
+        bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
+    assert next(one.code for one in bench.inventory(InventorySettings()).excluded if one.pci_address == FPGA) == (
+        "iommu-group"
+    )
+
+
+def test_a_device_that_the_operator_has_taken_back_is_not_given(bench: Bench) -> None:
+    item = bound_by_the_operator(bench, FPGA)
+    bench.kernel.write(f"bus/pci/devices/{FPGA}/driver/unbind", FPGA)
+    with pytest.raises(RetryableError, match="vfio"):
+        bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
 
 
 def test_an_interface_in_a_bond_is_not_taken(bench: Bench) -> None:

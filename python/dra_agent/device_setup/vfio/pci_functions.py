@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dra_agent.claimable.divided import virtual_functions
+from dra_agent.claimable.iommu_groups import blocks_group
 from dra_agent.claimable.network import HostNetwork
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup.interface_use import interfaces_of, refuse_published_use, refuse_use
@@ -25,9 +26,6 @@ from dra_agent.inventory.model import Device
 from dra_agent.inventory.sysfs import SysfsDir
 
 DRIVER = "vfio-pci"
-_BRIDGE_CLASS = "0x06"
-_HARMLESS_DRIVERS = frozenset({"pci-stub", "pcieport"})
-"""Drivers that do not access memory (Documentation/driver-api/vfio.rst)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +34,8 @@ class GroupPeer:
 
     address: str
     driver: str | None
-    is_bridge: bool
-
-    @property
-    def is_out_of_use(self) -> bool:
-        """Whether no driver of the host uses it."""
-        return self.is_bridge or self.driver is None or self.driver in _HARMLESS_DRIVERS or "vfio" in self.driver
+    blocks_group: bool
+    """The host uses it."""
 
 
 class PciFunctions:
@@ -81,10 +75,10 @@ class PciFunctions:
     def group_peers(self, address: str, group: int) -> list[GroupPeer]:
         """Return the other functions of its group."""
         names = SysfsDir(self._sysfs / "kernel/iommu_groups" / str(group), []).names("devices")
+        drivers = {name: self.driver(name) for name in names if name != address}
         return [
-            GroupPeer(name, self.driver(name), (self._files(name).text("class") or "").startswith(_BRIDGE_CLASS))
-            for name in names
-            if name != address
+            GroupPeer(name, driver, blocks_group(driver, self._files(name).text("class") or ""))
+            for name, driver in drivers.items()
         ]
 
     def vfio_device(self, address: str) -> str | None:
@@ -124,7 +118,7 @@ def check_group(
             hint="enable the IOMMU (VT-d or AMD-Vi in the firmware, intel_iommu=on on the kernel's command line)",
         )
     peers = [one for one in functions.group_peers(address, group) if one.address not in claimed]
-    in_use = [one for one in peers if not one.is_out_of_use]
+    in_use = [one for one in peers if one.blocks_group]
     if in_use:
         named = ", ".join(f"{one.address} ({one.driver})" for one in in_use)
         raise PermanentError(

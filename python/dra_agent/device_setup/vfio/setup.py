@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from dra_agent._native import is_vfio_driver
 from dra_agent.cdi.edits.provider import node_edits
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.claimable.network import HostNetwork
@@ -89,6 +90,10 @@ def _exist(host: Host, paths: tuple[str, ...]) -> bool:
 log = logging.getLogger(__name__)
 
 
+def _is_bound_by_operator(device: Device) -> bool:
+    return PASSTHROUGH not in device.identity and any(node.role == "vfio" for node in device.nodes)
+
+
 class VfioSetup:
     """Binds and unbinds devices; thread-safe."""
 
@@ -119,8 +124,11 @@ class VfioSetup:
         self._locks = setup_locks(state_dir, "vfio")
 
     def default(self, device: Device) -> VfioConfig | None:
-        """Bind devices that the operator's rules select for passthrough, with or without parameters."""
-        return VfioConfig() if PASSTHROUGH in device.identity else None
+        """Bind devices that the operator's rules select for passthrough, with or without parameters.
+
+        Those that the operator has bound are only checked.
+        """
+        return VfioConfig() if PASSTHROUGH in device.identity or _is_bound_by_operator(device) else None
 
     def check(self, device: Device, parameters: VfioConfig) -> None:
         """Accept passthrough devices only; raises UnsuitableError for others.
@@ -135,16 +143,23 @@ class VfioSetup:
     def set_up(
         self, uid: str, devices: Sequence[SetupDevice], parameters: VfioConfig, previous: Any, deadline: Deadline
     ) -> SetupOutcome:
-        """Bind every device, after checking all groups; a repeat binds those that were bound elsewhere."""
+        """Bind every device, after checking all groups; a repeat binds those that were bound elsewhere.
+
+        The inventory has the nodes of devices that the operator has bound.
+        """
         claimed = {item.device.pci_address: item for item in devices}
+        own = {address: item for address, item in claimed.items() if not _is_bound_by_operator(item.device)}
         with self._hold(claimed, uid, deadline):
             groups = {address: self._checked(uid, item, claimed) for address, item in claimed.items()}
-            for address, item in claimed.items():
+            if previous is None:
+                for address in claimed.keys() - own.keys():
+                    self._require_unclaimed(claimed[address], address, deadline)
+            for address, item in own.items():
                 deadline.check(f"device {item.device.name}")
                 self._bind(uid, item, address, deadline)
         edits = {
             item.key: setup.edits(self._host, self._functions, address, groups[address], parameters.iommu, deadline)
-            for address, item in claimed.items()
+            for address, item in own.items()
         }
         return SetupOutcome([msgspec.to_builtins(one) for one in self._of(uid, list(edits))], edits)
 
@@ -175,6 +190,15 @@ class VfioSetup:
         bindings = self._bindings.all()
         others = {other: one.uid for other, one in bindings.items() if one.uid != uid}
         return check_group(self._functions, address, claimed, others, where)
+
+    def _require_unclaimed(self, item: SetupDevice, address: str, deadline: Deadline) -> None:
+        """Reject a function that the operator has bound and that something else uses, or has taken back."""
+        where = f"device {item.device.name}"
+        driver = self._functions.driver(address)
+        if driver is None or not is_vfio_driver(driver):
+            bound = "no driver" if driver is None else f"driver {driver}"
+            raise RetryableError(f"it has {bound} and was published with vfio-pci", where=where)
+        require_released(self._functions, self._host, address, where, deadline)
 
     def _bind(self, uid: str, item: SetupDevice, address: str, deadline: Deadline) -> None:
         where = f"device {item.device.name}"

@@ -1,4 +1,4 @@
-"""GPUs that are no PCI functions: one exclusion each, and none on other hosts."""
+"""GPUs and accelerators that are no PCI functions: one exclusion each, and none on other hosts."""
 
 from __future__ import annotations
 
@@ -95,6 +95,68 @@ def test_a_pci_gpu_on_a_tegra_is_judged_as_such(tmp_path: Path) -> None:
     (host.proc / "device-tree/model").write_text("NVIDIA Jetson AGX Thor Developer Kit\n")
     assert inventory(host).devices == before.devices != ()
     assert inventory(host).excluded == before.excluded
+
+
+def _platform_device(host: Host, name: str, node: str, driver: str | None, bus: str = "platform") -> None:
+    """As drivers/accel and drivers/gpu/drm register nodes of a platform device."""
+    class_ = "accel" if node.startswith("accel") else "drm"
+    device = host.sysfs / "devices" / "platform" / name
+    folder = device / class_ / node
+    folder.mkdir(parents=True)
+    if not (device / "subsystem").is_symlink():
+        (device / "subsystem").symlink_to(host.sysfs / "bus" / bus)
+    if driver is not None and not (device / "driver").is_symlink():
+        (device / "driver").symlink_to(host.sysfs / "bus" / bus / "drivers" / driver)
+    (folder / "device").symlink_to(device)
+    (host.sysfs / "class" / class_).mkdir(parents=True, exist_ok=True)
+    (host.sysfs / "class" / class_ / node).symlink_to(folder)
+
+
+def test_accelerators_and_gpus_of_a_system_on_a_chip_are_excluded_by_name(tmp_path: Path) -> None:
+    host = build("cpu-only", tmp_path / "host")
+    before = inventory(host)
+    _platform_device(host, "fdab0000.npu", "accel0", "rocket")
+    _platform_device(host, "fb000000.gpu", "renderD129", "panthor")
+    _platform_device(host, "fb000000.gpu", "card1", "panthor")
+    _platform_device(host, "display-subsystem", "card0", "rockchip-drm")
+    found = inventory(host)
+    assert found.devices == before.devices and found.problems == before.problems
+    added = {one.name: one for one in found.excluded if one not in before.excluded}
+    assert {name: one.code for name, one in added.items()} == {
+        "accelerator-fdab0000-npu": "unsupported-platform",
+        "gpu-fb000000-gpu": "unsupported-platform",
+    }
+    reason = added["accelerator-fdab0000-npu"].reason
+    assert "/dev/accel/accel0" in reason and "driver rocket" in reason and "Tegra" not in reason
+    assert "/dev/dri/renderD129" in added["gpu-fb000000-gpu"].reason
+
+
+@pytest.mark.parametrize(
+    ("name", "bus"),
+    [("amdgpu_xcp_0", "platform"), ("amdgpu_xcp.1", "platform"), ("vgem", "platform"), ("vkms", "faux")],
+)
+def test_nodes_of_no_chip_are_no_platform_gpu(name: str, bus: str, tmp_path: Path) -> None:
+    host = build("cpu-only", tmp_path / "host")
+    before = inventory(host)
+    _platform_device(host, name, "renderD130", None, bus)
+    assert inventory(host) == before
+
+
+@pytest.mark.parametrize("profile", ["mi300x", "mi300x-linux-6.18", "gaudi3"])
+def test_partitions_and_pci_functions_are_no_platform_devices(profile: str, tmp_path: Path) -> None:
+    found = inventory(build(profile, tmp_path / "host"))
+    assert [one.name for one in found.excluded if one.code == "unsupported-platform"] == []
+
+
+def test_a_tegra_whose_gpu_has_a_render_node_has_one_gpu(tmp_path: Path) -> None:
+    host = jetson(tmp_path, ORIN)
+    device = (host.sysfs / "bus/platform/devices" / ORIN.device).resolve()
+    (device / "drm/renderD128").mkdir(parents=True)
+    (device / "drm/renderD128/device").symlink_to(device)
+    (host.sysfs / "class/drm").mkdir(parents=True, exist_ok=True)
+    (host.sysfs / "class/drm/renderD128").symlink_to(device / "drm/renderD128")
+    (excluded,) = inventory(host).excluded
+    assert excluded.name == "gpu-17000000-gpu" and "Tegra" in excluded.reason
 
 
 def test_a_recording_of_a_jetson_has_its_gpu(tmp_path: Path) -> None:
