@@ -21,6 +21,10 @@ from dra_agent.inventory.settings import InventorySettings
 from dra_agent.recording import load_manifest, named_recording
 from dra_agent.topology import scan
 from dra_simulate import inject, nvml, tree
+from dra_simulate.machine import HostBridge, Machine, NumaNode
+from dra_simulate.parts.accelerators import tpu_v4
+from dra_simulate.parts.display import intel_igpu, virtio_gpu
+from dra_simulate.parts.held import with_mediated_devices
 from dra_simulate.profiles import load_profile
 from dra_simulate.recording import RecordedKernel
 from eventually import DEADLINE_S
@@ -203,6 +207,17 @@ def test_folders_without_files_are_kept(t4: Host, tmp_path: Path) -> None:
     assert interface.name in str(expected["topology"])
     record(t4, tmp_path / "recording", with_identity=True)
     assert conclusions(dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")) == expected
+
+
+def test_what_drivers_made_is_recorded(tmp_path: Path) -> None:
+    divided = with_mediated_devices(intel_igpu(9), "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001")
+    functions = (tpu_v4("0000:00:04.0", 0), virtio_gpu("0000:00:05.0", 0, "virtio3"), divided)
+    machine = Machine("made", "", (NumaNode("0-3", 1 << 30, (10,)),), (HostBridge("pci0000:00", 0, functions),))
+    host = dra_simulate.build_machine(machine, tmp_path / "host")
+    found = scan(host).by_address
+    assert found["0000:00:04.0"].accel and found["0000:00:05.0"].drm and found["0000:00:02.0"].mdevs
+    record(host, tmp_path / "recording", with_identity=True)
+    assert scan(dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")).by_address == found
 
 
 def test_an_address_that_only_the_driver_reports_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ _CLASSES = (
     *("net/*/", "virtio*/net/*/", "infiniband/*/", "infiniband_verbs/*/", "drm/*/", "vfio-dev/*/"),
     *("accel/*/", "apex/*/", "hailo_chardev/*/", "hailo1x/*/", "uio/*/", "virtio*/drm/*/"),
     # Mediated devices, which are named by UUIDs.
-    *("mdev_supported_types/", f"{'-'.join('?' * length for length in (8, 4, 4, 4, 12))}/"),
+    *("mdev_supported_types/", "*-*-*-*-*/"),
     *(f"{folder}/{name}" for folder in ("drm/*", "accel/*", "vfio-dev/*", "infiniband_verbs/*") for name in _NODES),
     # Character devices of a function's driver, three folders deep.
     *(f"{folder}/{name}" for folder in ("*", "*/*", "*/*/*") for name in ("dev+uevent",)),
