@@ -104,12 +104,12 @@ def _platform_device(host: Host, name: str, node: str, driver: str | None, bus: 
     folder = device / class_ / node
     folder.mkdir(parents=True)
     if not (device / "subsystem").is_symlink():
-        (device / "subsystem").symlink_to(host.sysfs / "bus" / bus)
+        (device / "subsystem").symlink_to(f"../../../bus/{bus}")
     if driver is not None and not (device / "driver").is_symlink():
-        (device / "driver").symlink_to(host.sysfs / "bus" / bus / "drivers" / driver)
-    (folder / "device").symlink_to(device)
+        (device / "driver").symlink_to(f"../../../bus/{bus}/drivers/{driver}")
+    (folder / "device").symlink_to("../..")
     (host.sysfs / "class" / class_).mkdir(parents=True, exist_ok=True)
-    (host.sysfs / "class" / class_ / node).symlink_to(folder)
+    (host.sysfs / "class" / class_ / node).symlink_to(f"../../devices/platform/{name}/{class_}/{node}")
 
 
 def test_accelerators_and_gpus_of_a_system_on_a_chip_are_excluded_by_name(tmp_path: Path) -> None:
@@ -129,6 +129,10 @@ def test_accelerators_and_gpus_of_a_system_on_a_chip_are_excluded_by_name(tmp_pa
     reason = added["accelerator-fdab0000-npu"].reason
     assert "/dev/accel/accel0" in reason and "driver rocket" in reason and "Tegra" not in reason
     assert "/dev/dri/renderD129" in added["gpu-fb000000-gpu"].reason
+    reader = TreeReader(host, Deadline.of(DEADLINE_S))
+    reader.collect()
+    device = "sys/devices/platform/fdab0000.npu"
+    assert {f"{device}/driver", f"{device}/subsystem"} <= set(reader.entries)
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from dra_agent.deadline import Deadline
+from dra_agent.doctor.record.tree import TreeReader
 from dra_agent.host import Host
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.model import Device, Inventory
-from dra_agent.topology import DeviceKind, PciFunction, Topology
+from dra_agent.topology import DeviceKind, PciFunction, Topology, scan
 from dra_agent.topology.model import Drm, Sriov
+from dra_simulate import build_machine
+from dra_simulate.machine import Function, HostBridge, Machine, NumaNode
+from dra_simulate.parts.accelerators import hailo_4_22, hygon, memryx, metax, moore_threads
+from dra_simulate.parts.network import omni_path, wifi
+from eventually import DEADLINE_S
 
 Write = Callable[[str, object], None]
 Make = Callable[..., PciFunction]
@@ -186,6 +194,37 @@ def test_a_hailo_is_known_by_its_board_location(
     (host.sysfs / f"devices/virtual/{class_}/hailo0/board_location").unlink()
     found = collect(host, topology_of(*two))
     assert (published(found), codes(found)) == ({FIRST: ["/dev/hailo1"]}, {SECOND: "node-unknown"})
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *(partial(make, number=1) for make in (hailo_4_22, memryx)),
+        *(partial(make, card=1) for make in (hygon, metax, moore_threads)),
+        partial(omni_path, number=1, machine="one"),
+        partial(wifi, name="wlan0", index=2, machine="one"),
+    ],
+    ids=lambda part: part.func.__name__,
+)
+def test_a_recording_has_what_decides(part: Callable[..., Function], tmp_path: Path) -> None:
+    machine = Machine(
+        "one",
+        "one device",
+        nodes=(NumaNode("0-3", 64 << 30, (10,)),),
+        bridges=(HostBridge("pci0000:00", 0, (part("0000:00:03.0"),)),),
+    )
+    host = build_machine(machine, tmp_path / "host")
+    whole = collect(host, scan(host))
+    reader = TreeReader(host, Deadline.of(DEADLINE_S))
+    reader.collect()
+    for path in sorted(host.sysfs.parent.rglob("*"), reverse=True):
+        if (
+            not (path.is_dir() and not path.is_symlink())
+            and str(path.relative_to(host.sysfs.parent)) not in reader.entries
+        ):
+            path.unlink()
+    rest = collect(host, scan(host))
+    assert (published(rest), codes(rest)) == (published(whole), codes(whole)) != ({}, {})
 
 
 @pytest.mark.parametrize(

@@ -205,10 +205,8 @@ class Claimability:
 
     def _is_wireless(self, function: PciFunction, name: str) -> bool:
         # The class alone does not tell: a ConnectX-3 may have it, too.
-        return (
-            function.class_.startswith(_OTHER_NETWORK)
-            and (self._host.sysfs / "bus/pci/devices" / function.pci_address / "net" / name / "phy80211").exists()
-        )
+        phy = self._host.sysfs / "bus/pci/devices" / function.pci_address / "net" / name / "phy80211"
+        return function.class_.startswith(_OTHER_NETWORK) and phy.is_symlink()
 
 
 def unread(functions: Iterable[PciFunction], problem: Diagnostic) -> list[Exclusion]:

@@ -42,7 +42,7 @@ _IDENTITY = (
 )
 _NET = (
     *("address", "mtu", "type", "speed", "operstate", "flags", "carrier", "phys_port_name", "dev_port"),
-    *("device@", "lower_*@", "upper_*@", "master@", "uevent", "bonding/", "bridge/"),
+    *("device@", "lower_*@", "upper_*@", "master@", "phy80211@", "uevent", "bonding/", "bridge/"),
 )
 _NODES = ("uevent", "dev")
 _CLASSES = (
@@ -72,6 +72,13 @@ SYSFS = (
     *(f"devices/system/node/node*/{name}" for name in ("cpulist", "meminfo", "distance")),
     "devices/system/cpu/cpu*/topology/physical_package_id",
     "devices/platform/*/drm/*/",
+    # GPUs and accelerators that are no PCI functions, and nodes without a parent.
+    *(
+        f"class/{nodes}/device/{name}"
+        for nodes in ("drm/renderD*", "accel/accel*")
+        for name in ("driver@", "subsystem@")
+    ),
+    *(f"class/{name}/*/{file}" for name in ("hailo_chardev", "hailo1x") for file in ("board_location", "uevent")),
     *(f"{_NEURON}/*/{name}" for name in ("", "device@", "core_count", *_NODES)),
     *("fs/cgroup/cgroup.controllers", "fs/cgroup/dmem.capacity"),
 )
@@ -80,7 +87,7 @@ too, but only if both exist. Those of vendors are in `vendors`."""
 PROC = ("devices", "sys/kernel/osrelease", "net/route", "net/ipv6_route")
 DEV = (
     *("iommu", "vfio/*", "vfio/devices/*"),
-    "neuron*",
+    *("neuron*", "mxcd", "kfd", "mkfd", "mtgpu*", "memx*", "dxrt*", "hl*", "hfi1_*", "hailo*", "h1x-*"),
     *("dri/*", "dri/by-path/*", "accel/*", "infiniband/*"),
 )
 _PRIVATE_FILES = frozenset({"vpd", "config", "rom", "serial_number"})
