@@ -226,7 +226,8 @@ class NicSetup:
         """Undo what the claim and its containers changed; RetryableError if a part remains, on every retry."""
         if original.boot_id not in ("", rtnetlink.boot_id()):
             return  # since the restart of the host it has what the host configures
-        name, differing = original.ifname, ()
+        name = original.ifname
+        differing: tuple[str, ...] = ()
         try:
             if original.has_moved:
                 differing = self._restore_moved(device, original, deadline)
