@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 RETURN_TIMEOUT_S = 3.0
 """Maximum seconds for an interface to return: the kernel removes a network namespace after its last process."""
 _POLL_INTERVAL_S = 0.05
+_IPV6_MIN_MTU = 1280
+"""Bytes; interfaces with less have no IPv6 (IPV6_MIN_MTU, linux/ipv6.h)."""
 
 
 class NicSetup:
@@ -165,6 +167,15 @@ class NicSetup:
             missing = "its interface" if not ifname else f"its interface {ifname}"
             raise RetryableError(f"{missing} is not on the host", where=f"device {device}", hint="the agent retries")
         refuse_use(self._network, [ifname], item.device, f"device {device}", "interface: ")
+        if desired.name is None and desired.mtu is not None and desired.mtu < _IPV6_MIN_MTU:
+            use = self._network.present_use(ifname, f"device {device}")
+            if use is not None:
+                # The kernel removes those of IPv6, and does not restore them with the MTU.
+                raise PermanentError(
+                    f"interface.mtu: {desired.mtu} is less than {_IPV6_MIN_MTU}, and the host uses it: {use.reason}",
+                    where=f"device {device}",
+                    hint="request a larger MTU, or move the interface into the pod (interface.name)",
+                )
         try:
             mtu, up = self.interfaces.mtu(ifname), self.interfaces.is_up(ifname)
             hardware, port = self.interfaces.hardware_address(ifname), self.interfaces.port(ifname)
@@ -226,7 +237,8 @@ class NicSetup:
         """Undo what the claim and its containers changed; RetryableError if a part remains, on every retry."""
         if original.boot_id not in ("", rtnetlink.boot_id()):
             return  # since the restart of the host it has what the host configures
-        name, differing = original.ifname, ()
+        name = original.ifname
+        differing: tuple[str, ...] = ()
         try:
             if original.has_moved:
                 differing = self._restore_moved(device, original, deadline)
