@@ -217,6 +217,12 @@ class NicSetup:
             raise RetryableError(
                 f"{ifname} was replaced while it was read", where=f"device {device}", hint="the agent retries"
             )
+        if found.link.xdp:
+            raise RetryableError(
+                f"interface: the host uses it: {ifname} has an XDP program of the host",
+                where=f"device {device}",
+                hint=f"remove it (`ip link set {ifname} xdp off`), or request another device; the agent retries",
+            )
         smallest, largest = found.mtu_range or (0, 0)
         if desired.mtu is not None and (desired.mtu < smallest or (largest and desired.mtu > largest)):
             raise _unsupported_mtu(device, ifname, desired.mtu, os.strerror(errno.EINVAL))
