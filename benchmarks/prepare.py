@@ -62,6 +62,7 @@ def make_preparer(
         SpecDirectory(root / "cdi", DRIVER),
         lambda pool, name: devices.get(name),
         node=POOL.partition("/")[0],
+        host=Host(dev=root / "dev"),
         edit_providers=EditProviders(Host(dev=root / "dev"), directories=[root / "cdi"]),
         device_locks=KeyedLocks(root / "state" / "locks", process=shared_as) if shared_as else None,
         ownership=DeviceOwnership(owners, root / "state", "bench"),

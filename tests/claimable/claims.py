@@ -20,7 +20,7 @@ def received(host: Host, inventory: Inventory, folder: Path) -> dict[str, set[st
     specs = SpecDirectory(folder / "cdi", DRIVER)
     with JournalLedger(folder / "state", "boot") as ledger:
         providers = EditProviders(host, directories=[folder / "cdi"])
-        preparer = Preparer(DRIVER, ledger, specs, inventory.lookup, node=NODE, edit_providers=providers)
+        preparer = Preparer(DRIVER, ledger, specs, inventory.lookup, node=NODE, host=host, edit_providers=providers)
         for device in inventory.devices:
             preparer.prepare(_claim(device))
             found[device.name] = nodes_of(specs.file(device.name))

@@ -299,6 +299,18 @@ def test_an_interface_with_an_address_is_changed_only_if_a_rule_allows_it(
     assert tree.agent().noted("a") == ["nic-0"]
 
 
+def test_an_mtu_that_would_remove_the_hosts_addresses_is_refused(tree: Tree) -> None:
+    """Below 1280 bytes the kernel has no IPv6 on an interface, and does not restore its addresses afterwards."""
+    allowed = nic(host_address="allowed")
+    tree.agent().set_up("a", given(allowed), want(mtu=1279), None, a_minute())
+    tree.agent().tear_down("a", ["nic-0"], None, a_minute())
+    with_address(tree)
+    with pytest.raises(PermanentError, match="^device nic-0: interface.mtu: 1279 .*: ens1 has the address 2001:db8::7"):
+        tree.agent().set_up("a", given(allowed), want(mtu=1279), None, a_minute())
+    assert tree.shown("ens1") == (1500, True) and tree.agent().noted("a") == []
+    tree.agent().set_up("a", given(allowed), want(mtu=1280), None, a_minute())
+
+
 def test_a_claim_without_changes_does_not_ask_for_the_hosts_use(tree: Tree) -> None:
     with_address(tree)
     tree.agent().check(nic(host_use="ens1 has an address"), want())

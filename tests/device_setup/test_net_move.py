@@ -222,15 +222,14 @@ def test_a_nic_whose_program_cannot_be_removed_is_withheld(the_nic: Nic, pod: in
     assert "xdp" not in described(os.getpid(), the_nic.name)
 
 
-def test_a_program_of_the_host_stays(the_nic: Nic, pod: int) -> None:
+def test_an_interface_with_a_program_of_the_host_is_not_prepared(the_nic: Nic) -> None:
+    """It would filter or forward the pod's packets."""
     attach_xdp(os.getpid(), the_nic.name)
     before = described(os.getpid(), the_nic.name)["xdp"]
-    outcome = the_nic.prepare(name=IN_POD)
-    with answered(the_nic.agent):
-        assert the_nic.hook(outcome, pod).returncode == 0
-    the_nic.come_back(pod)
-    the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
-    assert described(os.getpid(), the_nic.name)["xdp"] == before
+    message = f"interface: the host uses it: {the_nic.name} has an XDP program of the host; remove it"
+    with pytest.raises(RetryableError, match=message):
+        the_nic.prepare(name=IN_POD)
+    assert described(os.getpid(), the_nic.name)["xdp"] == before and the_nic.agent.noted("a") == []
 
 
 def test_an_interface_that_an_earlier_agent_moved_is_cleaned_too(the_nic: Nic, pod: int) -> None:

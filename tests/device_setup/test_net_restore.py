@@ -376,6 +376,38 @@ def test_after_a_restart_of_the_host_its_own_settings_stay(the_nic: Nic, pod: in
     assert described(os.getpid(), the_nic.name) == before
 
 
+def test_addresses_come_back_with_their_settings_and_routes(the_nic: Nic, pod: int) -> None:
+    """As the host's network manager has set them; it is not asked again."""
+    name = the_nic.name
+    for address in (
+        ["10.7.7.7/24", "noprefixroute", "metric", "77"],
+        ["10.8.8.8", "peer", "10.9.9.9/32"],
+        ["10.1.2.3/24", "metric", "66"],
+        ["10.1.2.4/24", "label", f"{name}:1"],
+        ["2001:db8::7/64", "nodad", "noprefixroute"],
+        ["2001:db8:1::7/64", "nodad", "metric", "55"],
+    ):
+        ip("address", "add", *address, "dev", name)
+    for route in (
+        ["10.30.0.0/16", "metric", "9"],
+        ["10.7.7.0/24", "table", "100"],
+        ["10.31.0.0/16", "src", "10.1.2.3"],
+    ):
+        ip("route", "add", *route, "dev", name)
+    ip("-6", "route", "add", "2001:db8:9::/48", "dev", name)
+
+    def state() -> list[str]:
+        words = [line.strip() for line in ip("address", "show", "dev", name).splitlines()[2:]]
+        routes = [line for family in ("-4", "-6") for line in ip(family, "route", "show", "table", "all").splitlines()]
+        return sorted(words) + sorted(line.strip() for line in routes if f"dev {name} " in line)
+
+    before = state()
+    outcome = moved(the_nic, pod)
+    the_nic.come_back(pod)
+    the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert state() == before
+
+
 def test_an_mtu_is_that_of_the_pod_only(the_nic: Nic, pod: int) -> None:
     outcome = the_nic.prepare(name=IN_POD, mtu=1400)
     assert described(os.getpid(), the_nic.name)["mtu"] == 1500

@@ -143,6 +143,22 @@ def test_a_rule_for_the_physical_function_allows_claims_of_both(nic: Nic, write:
         assert physical.issues == virtual.issues == ()
 
 
+def test_an_adapter_with_subfunctions_is_published_by_a_rule_alone(nic: Nic, write: Write) -> None:
+    folder = nic.host.sysfs / "bus/pci/devices" / PHYSICAL
+    collector = Collector(nic.host)
+    assert described(collector.collect(nic.topology())) == {NIC: []}
+    (folder / "mlx5_core.sf.4").mkdir()
+    nic.more["net"] = ("ens1", "ens1pf0sf88")
+    (nic.host.sysfs / "class/net/ens1pf0sf88").mkdir()
+    inventory = collector.collect(nic.topology())
+    assert [(one.code, one.reason) for one in inventory.excluded] == [
+        ("physical-function", "it has 1 subfunctions, which work through it")
+    ]
+    collector.close()
+    (permitted,) = nic.collect(settings=ALLOWING).devices
+    assert "subfunctions" in permitted.identity["host_use"]
+
+
 def virtual_route(nic: Nic, write: Write) -> None:
     write("proc/net/route", default_route("ens1v0"))
 

@@ -120,6 +120,7 @@ def test_a_claim_is_prepared_with_its_set_up_and_released(host: Host, tmp_path: 
         SpecDirectory(config.cdi_dir, DRIVER),
         inventory.lookup,
         node="node-a",
+        host=host,
         edit_providers=vendor_edits(host),
         setups=vendor_setups(config, host),
     )

@@ -268,6 +268,12 @@ class SimulatedNode:
         """Device locks that are shared with other agents on the same state directory."""
         self.start()
 
+    def add_interface(self, name: str) -> Path:
+        """Return the folder of a network interface that the host does not use."""
+        folder = self.host.sysfs / "class/net" / name
+        folder.mkdir(parents=True)
+        return folder
+
     def lookup(self, pool: str, name: str) -> Device | None:
         self.before_lookup(pool, name)
         return self.devices.get(name) if pool.rpartition("/")[2] == "gpu" else None
@@ -286,7 +292,7 @@ class SimulatedNode:
             self.specs,
             self.lookup,
             node=POOL.partition("/")[0],
-            sysfs=self.host.sysfs,
+            host=self.host,
             edit_providers=EditProviders(self.host, directories=[self.cdi]),
             setups=setups,
             metadata=self.metadata,

@@ -144,6 +144,7 @@ def test_two_shares_of_a_device_have_files_of_their_requests(node: SimulatedNode
 
 
 def test_metadata_of_a_nic_has_its_interface(node: SimulatedNode) -> None:
+    node.add_interface("eth2")
     node.devices["nic-0"] = Device(
         "nic-0",
         "nic",

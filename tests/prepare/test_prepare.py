@@ -339,6 +339,7 @@ def test_concurrent_prepares_of_a_claim_return_one_result(node: SimulatedNode) -
 
 
 def test_missing_features_of_a_container_are_logged(node: SimulatedNode, caplog: pytest.LogCaptureFixture) -> None:
+    node.add_interface("eth7")
     node.devices["nic-0"] = Device("nic-0", "nic", "intel", "0000:31:00.0", {}, identity={"ifname": "eth7"})
     with caplog.at_level(logging.INFO):
         prepared = node.preparer.prepare(claim("a", "nic-0"))
@@ -374,6 +375,46 @@ def test_an_adapter_that_got_virtual_functions_meanwhile_is_refused_until_they_a
     (folder / "virtfn0").symlink_to("../0000:00:01.0")
     node.crash_and_restart()
     assert node.preparer.prepare(claim("a", "gpu-0")), "its container starts again"
+
+
+def test_an_adapter_that_got_subfunctions_meanwhile_is_refused(node: SimulatedNode) -> None:
+    (adapter(node) / "mlx5_core.sf.4").mkdir()
+    with pytest.raises(RetryableError, match="device gpu-0: it has 1 subfunctions since it was published"):
+        node.preparer.prepare(claim("a", "gpu-0"))
+
+
+def rdma(node: SimulatedNode, **identity: str) -> Path:
+    """A NIC that claims have for its RDMA, and whose interface stays on the host; returns the interface's folder."""
+    about = {"rdma": "mlx5_0", "ifname": "ens1", **identity}
+    node.devices["gpu-0"] = msgspec.structs.replace(node.devices["gpu-0"], family="nic", identity=about)
+    return node.add_interface("ens1")
+
+
+@pytest.mark.parametrize("identity", [{}, {"host_use": "the host uses it: ens1 has the address 10.1.2.3/24"}])
+def test_a_nic_that_the_host_has_come_to_use_is_refused(node: SimulatedNode, identity: dict[str, str]) -> None:
+    """A bond made of it a second after the inventory: with RoCE LAG its RDMA device is that of the bond."""
+    interface = rdma(node, **identity)
+    (interface / "master").symlink_to("../bond0")
+    with pytest.raises(RetryableError, match="device gpu-0: the host uses it: ens1 is a port of bond0; end that use"):
+        node.preparer.prepare(claim("a", "gpu-0"))
+    assert node.ledger.entries() == []
+    (interface / "master").unlink()
+    assert node.preparer.prepare(claim("a", "gpu-0"))
+    (interface / "master").symlink_to("../bond0")
+    node.crash_and_restart()
+    assert node.preparer.prepare(claim("a", "gpu-0")), "its container starts again"
+
+
+def test_a_nic_whose_interface_is_elsewhere_is_refused(node: SimulatedNode) -> None:
+    rdma(node).rmdir()
+    with pytest.raises(RetryableError, match="it is not known whether the host uses ens1: it is not among"):
+        node.preparer.prepare(claim("a", "gpu-0"))
+
+
+def test_a_nic_that_a_rule_permits_is_prepared_while_the_host_uses_it(node: SimulatedNode) -> None:
+    interface = rdma(node, host_use="the host uses it: ens1 is a port of bond0", rule="host_interfaces")
+    (interface / "master").symlink_to("../bond0")
+    assert node.preparer.prepare(claim("a", "gpu-0"))
 
 
 def test_an_adapter_that_is_published_with_its_virtual_functions_is_claimed(node: SimulatedNode) -> None:

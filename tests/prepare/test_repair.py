@@ -159,6 +159,7 @@ def test_durations_of_all_phases_are_observed(node: SimulatedNode) -> None:
         node.specs,
         node.lookup,
         node="node-a",
+        host=node.host,
         edit_providers=EditProviders(node.host, directories=[node.cdi]),
         setups=[node.partitions],
         observe_phase=lambda phase, seconds: observed.append((phase, seconds)),

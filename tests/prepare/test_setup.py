@@ -24,6 +24,7 @@ def env(node: SimulatedNode, prepared: Any) -> tuple[str, ...]:
 
 
 def with_nic(node: SimulatedNode) -> dict[str, Any]:
+    node.add_interface("eth7")
     node.devices["nic-0"] = Device("nic-0", "nic", "intel", "0000:31:00.0", {}, identity={"ifname": "eth7"})
     return result("nic-0", "nic")
 

@@ -78,7 +78,7 @@ def prepare_and_release(
     ids = EditProviders(host, directories=[folder / "cdi"])
     specs = SpecDirectory(folder / "cdi", DRIVER)
     with JournalLedger(folder / "state", "boot") as ledger:
-        preparer = Preparer(DRIVER, ledger, specs, inventory.lookup, node=NODE, edit_providers=ids)
+        preparer = Preparer(DRIVER, ledger, specs, inventory.lookup, node=NODE, host=host, edit_providers=ids)
         for kind in kinds:
             claim = allocated_claim(str(kind), slices)
             (prepared,) = preparer.prepare(claim)

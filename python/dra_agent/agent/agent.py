@@ -353,7 +353,7 @@ class Agent:
             specs,
             device_state.lookup,
             node=config.node,
-            sysfs=device_state.host.sysfs,
+            host=device_state.host,
             edit_providers=edit_providers,
             setups=setups,
             metadata=metadata,

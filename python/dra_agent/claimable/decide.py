@@ -55,6 +55,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """PCI addresses of functions without an interface on the host whose RDMA ports are Ethernet, and need one."""
     wireless: Collection[str] = frozenset()
     """Names of wireless network interfaces."""
+    divisions: Mapping[str, str] = {}
+    """By PCI address of an adapter: its subfunctions, "2 subfunctions"."""
     wholes: Mapping[str, str | None] = {}
     """By PCI address of a function that only works together with another one: the address of that one; None if the
     host does not have it."""
@@ -253,7 +255,10 @@ def _of_nic(function: PciFunction, facts: HostFacts) -> Refusal | None:
     uses = {facts.uses[name].code: facts.uses[name] for name in function.net if name in facts.uses}
     if (use := uses.get("host-interface")) is not None:
         return _used(use)
-    if (divided := _with_virtual_functions(function, by_rule=True)) is not None:
+    divided = _with_virtual_functions(function, by_rule=True)
+    if divided is None and (divisions := facts.divisions.get(function.pci_address)) is not None:
+        divided = _divided(divisions, "claim another NIC, or remove them (devlink port del)", by_rule=True)
+    if divided is not None:
         return divided
     if (use := uses.get("host-address")) is not None:
         # RDMA works alongside the host's address; without it, nothing is left that a claim could have.
@@ -275,12 +280,11 @@ def _with_virtual_functions(function: PciFunction, *, by_rule: bool) -> Refusal 
     count = function.sriov.num_vfs if function.sriov is not None else 0
     if not count:
         return None
-    return Refusal(
-        "physical-function",
-        f"it has {count} virtual functions, which work through it",
-        "claim those, or remove them (sriov_numvfs)",
-        by_rule=by_rule,
-    )
+    return _divided(f"{count} virtual functions", "claim those, or remove them (sriov_numvfs)", by_rule=by_rule)
+
+
+def _divided(parts: str, hint: str, *, by_rule: bool) -> Refusal:
+    return Refusal("physical-function", f"it has {parts}, which work through it", hint, by_rule=by_rule)
 
 
 def _own_nodes(function: PciFunction, facts: HostFacts) -> tuple[str, ...]:

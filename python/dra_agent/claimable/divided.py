@@ -1,18 +1,25 @@
-"""Whether an adapter has virtual functions at this moment."""
+"""How an adapter is divided at this moment."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+_SUBFUNCTION = "mlx5_core.sf."
+"""Begin of the name of a subfunction on the auxiliary bus (mlx5_sf_dev_add)."""
 
-def virtual_functions(sysfs: Path, address: str) -> int:
-    """Return the number of virtual functions of a PCI function; 0 if it is not there.
+
+def divisions(sysfs: Path, address: str) -> str | None:
+    """Return the virtual functions and subfunctions of a PCI function, "4 virtual functions"; None without any.
 
     By their links: a read of `sriov_numvfs` waits for the lock of the device (sriov_numvfs_show in drivers/pci/iov.c).
     """
     try:
         names = os.listdir(sysfs / "bus/pci/devices" / address)  # noqa: PTH208 - a name, not a Path, per entry
     except OSError:
-        return 0
-    return sum(name.startswith("virtfn") for name in names)
+        return None
+    counts = {
+        "virtual functions": sum(name.startswith("virtfn") for name in names),
+        "subfunctions": sum(name.startswith(_SUBFUNCTION) for name in names),
+    }
+    return " and ".join(f"{count} {kind}" for kind, count in counts.items() if count) or None

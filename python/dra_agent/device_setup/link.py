@@ -65,6 +65,9 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     files: dict[str, str] = {}
     sysctls: dict[str, str] = {}
     """See dra_agent.device_setup.link_files."""
+    addresses: tuple[bytes, ...] | None = None
+    routes: tuple[bytes, ...] = ()
+    """See dra_agent.device_setup.link_addresses; None if an earlier agent recorded the addresses as text only."""
 
 
 def text(name: str | bytes | None) -> str:

@@ -40,10 +40,12 @@ class Connection:
     ) -> None:
         self._socket.close()
 
-    def request(self, kind: int, body: bytes) -> list[bytes]:
+    def request(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
         """Return the bodies of the messages before the acknowledgment; raises the kernel's OSError."""
         self._sequence += 1
-        self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | _ACK, self._sequence, 0) + body)
+        self._socket.send(
+            _HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | _ACK | flags, self._sequence, 0) + body
+        )
         found: list[bytes] = []
         while True:
             data = self._socket.recv(_RECEIVE_BYTES)

@@ -23,7 +23,7 @@ from dra_agent import netlink
 from dra_agent.claimable import kernel_network
 from dra_agent.claimable.network import BUDGET_S, MAX_ROUTES
 from dra_agent.claimable.use import host_use
-from dra_agent.device_setup import ethtool, link_files
+from dra_agent.device_setup import ethtool, link_addresses, link_files
 from dra_agent.device_setup.link import (
     ETHERNET_CHARACTERS,
     FLAGS,
@@ -209,7 +209,11 @@ def restore(request: RestoreRequest) -> NetResult:
         for done, left in parts:
             changed += done
             differing += left
-        for address in request.addresses:
+        if link.addresses is not None:
+            done, left = link_addresses.restore(index, link.addresses, link.routes)
+            changed += done
+            differing += left
+        for address in request.addresses if link.addresses is None else ():
             if why := _add_address(host, index, address):
                 return NetResult("there", why, tuple(changed), tuple(differing))
         if "IFLA_LINKMODE" in link.numbers:
@@ -240,6 +244,7 @@ def describe(request: Describe) -> NetResult:
             steering.read(index),
             link_files.read(Path(request.folder) / request.name),
             link_files.read_sysctls(request.name),
+            *link_addresses.read(index),
         )
         smallest, largest = (int(found.get_attr(name) or 0) for name in ("IFLA_MIN_MTU", "IFLA_MAX_MTU"))
     return NetResult("there", link=link, mtu_range=(smallest, largest))

@@ -10,6 +10,7 @@ from collections.abc import Collection, Container, Iterable, Sequence, Set
 import msgspec
 
 from dra_agent.claimable.decide import HostFacts, Refusal, platform_refusal, refusal
+from dra_agent.claimable.divided import divisions
 from dra_agent.claimable.iommu_groups import blocks_group
 from dra_agent.claimable.network import HostNetwork
 from dra_agent.claimable.use import host_use
@@ -18,7 +19,16 @@ from dra_agent.diagnostic import Diagnostic
 from dra_agent.host import Host
 from dra_agent.inventory.builder import pci_files
 from dra_agent.inventory.evaluation import Rule, without_effect
-from dra_agent.inventory.model import HOST_USE, NOT_CLAIMABLE, Device, Exclusion, Family, ObservedIssue, device_name
+from dra_agent.inventory.model import (
+    HOST_USE,
+    NOT_CLAIMABLE,
+    RULE_ALLOWS,
+    Device,
+    Exclusion,
+    Family,
+    ObservedIssue,
+    device_name,
+)
 from dra_agent.inventory.nic_ports import link_layers
 from dra_agent.inventory.passthrough import PASSTHROUGH
 from dra_agent.inventory.platform_devices import PlatformDevices
@@ -56,6 +66,8 @@ class Claimability:
         self._asked: dict[str, Refusal] = {}
         """By PCI address: why a function that is described may not be claimed, of the last call of `claimable`."""
         self._held: Set[str] = frozenset()
+        self._divided: dict[str, tuple[PciFunction, str | None]] = {}
+        """By PCI address, of functions with several interfaces: their subfunctions."""
         self._ethernet: dict[str, tuple[PciFunction, bool]] = {}
         """By PCI address, of functions with RDMA and no interface: whether their ports are Ethernet."""
         self._physical: dict[str, str] = {}
@@ -151,8 +163,11 @@ class Claimability:
         """Return the identity by which set-ups know what a claim may change of a device that a rule permits."""
         if reason.code == "physical-function" and address in self._physical:
             return {"host_use": reason.host_use} if reason.host_use else {}
+        if reason.code == "console":
+            return {"host_use": reason.reason}
         # An address is all that a claim would take from the host, and the operator allows it.
-        return {"host_address": "allowed"} if reason.code == "host-address" else {"host_use": reason.reason}
+        limit = {"host_address": "allowed"} if reason.code == "host-address" else {"host_use": reason.reason}
+        return {**limit, RULE_ALLOWS: "host_interfaces"}
 
     def _facts(
         self, topology: Topology, functions: Sequence[PciFunction], moved: Set[str], problems: list[Diagnostic]
@@ -166,6 +181,7 @@ class Claimability:
             moved=frozenset(one.pci_address for one in functions if device_name("nic", one.pci_address) in moved),
             held=self._held,
             ethernet_rdma=self._ethernet_rdma(functions),
+            divisions=self._divisions(functions),
             nodes={
                 one.pci_address: driver_nodes(self._host, one, cards, problems)
                 for one in functions
@@ -185,6 +201,19 @@ class Claimability:
             ),
         )
 
+    def _divisions(self, functions: Sequence[PciFunction]) -> dict[str, str]:
+        """Return the subfunctions of adapters; each has a representor on its adapter, and so another function."""
+        asked: dict[str, tuple[PciFunction, str | None]] = {}
+        for one in functions:
+            if one.kind is not DeviceKind.NIC or len(one.net) < 2 or one.physfn is not None or one.virtfns:
+                continue
+            known = self._divided.get(one.pci_address)
+            if known is None or known[0] is not one:
+                known = one, divisions(self._host.sysfs, one.pci_address)
+            asked[one.pci_address] = known
+        self._divided = asked
+        return {address: found for address, (_, found) in asked.items() if found is not None}
+
     def _ethernet_rdma(self, functions: Sequence[PciFunction]) -> frozenset[str]:
         """Return the functions whose RDMA needs an interface that the host does not have."""
         asked: dict[str, tuple[PciFunction, bool]] = {}
@@ -193,8 +222,9 @@ class Claimability:
                 continue
             # Another link layer makes another function.
             known = self._ethernet.get(one.pci_address)
-            is_same = known is not None and known[0] is one
-            asked[one.pci_address] = known if known is not None and is_same else (one, self._is_ethernet(one))
+            if known is None or known[0] is not one:
+                known = one, self._is_ethernet(one)
+            asked[one.pci_address] = known
         self._ethernet = asked
         return frozenset(address for address, (_, is_ethernet) in asked.items() if is_ethernet)
 

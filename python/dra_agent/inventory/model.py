@@ -46,6 +46,8 @@ STARTING = "starting"
 """The cause of a device that was never read, because its library still initializes it."""
 HOST_USE = "host-use"
 """The cause of a device that the host has come to use while a claim holds it."""
+RULE_ALLOWS = "rule"
+"""The key of the identity of a NIC that a rule of inventory.host_interfaces permits although the host uses it."""
 NOT_CLAIMABLE = "not-claimable"
 """The cause of a device that a claim holds and that would not be published otherwise, such as without its driver."""
 

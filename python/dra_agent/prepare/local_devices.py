@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
-from dra_agent.claimable.divided import virtual_functions
+from dra_agent.claimable.divided import divisions
+from dra_agent.claimable.network import HostNetwork
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.inventory.model import Device, is_pool_of
+from dra_agent.host import Host
+from dra_agent.inventory.model import RULE_ALLOWS, Device, is_pool_of
 from dra_agent.inventory.passthrough import PASSTHROUGH
 from dra_agent.prepare.allocation import ClaimAllocation
 from dra_agent.prepare.ledger import Lookup
@@ -16,9 +17,10 @@ from dra_agent.prepare.ledger import Lookup
 class LocalDevices:
     """Finds the devices of one node by pool and name."""
 
-    def __init__(self, node: str, lookup: Lookup, sysfs: Path) -> None:
+    def __init__(self, node: str, lookup: Lookup, host: Host) -> None:
         self._node = node
-        self._sysfs = sysfs
+        self._sysfs = host.sysfs
+        self._network = HostNetwork(host)
         self.lookup = lookup
         """Returns None for a device that is not on this host now."""
 
@@ -46,13 +48,30 @@ class LocalDevices:
             if device.family != "nic" or "physfn" in device.identity or PASSTHROUGH in device.identity:
                 continue
             published = device.attributes.get("sriovVfs")
-            if published is not None and published.integer:
+            if (published is not None and published.integer) or RULE_ALLOWS in device.identity:
                 continue
-            if count := virtual_functions(self._sysfs, device.pci_address):
+            if found := divisions(self._sysfs, device.pci_address):
                 raise RetryableError(
-                    f"it has {count} virtual functions since it was published, which other claims may have",
+                    f"it has {found} since it was published, which other claims may have",
                     where=f"device {device.name}",
-                    hint="remove them (sriov_numvfs), or allow it by a rule of inventory.host_interfaces",
+                    hint="remove them (sriov_numvfs, devlink), or allow it by a rule of inventory.host_interfaces",
+                )
+
+    def check_unused(self, devices: Iterable[Device]) -> None:
+        """Reject a NIC whose interface the host has come to use after it was published, or if that is not known.
+
+        RetryableError: the use may end, and a rule may allow it. An address beside RDMA is no reason.
+        """
+        for device in devices:
+            interface = device.identity.get("ifname")
+            if device.family != "nic" or interface is None or {RULE_ALLOWS, PASSTHROUGH} & device.identity.keys():
+                continue
+            use = self._network.present_use(interface, f"device {device.name}")
+            if use is not None and use.code == "host-interface":
+                raise RetryableError(
+                    f"the host uses it: {use.reason}",
+                    where=f"device {device.name}",
+                    hint="end that use, or allow it by a rule of inventory.host_interfaces; the agent retries",
                 )
 
     def check_pools(self, allocation: ClaimAllocation) -> None:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,6 +31,7 @@ from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.clock import wall_now
 from dra_agent.deadline import CALL_TIMEOUT_S, Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
+from dra_agent.host import Host
 from dra_agent.inventory.model import Device
 from dra_agent.prepare import allocation as allocations
 from dra_agent.prepare import record as records
@@ -75,7 +75,7 @@ class Preparer:
         lookup: Lookup,
         *,
         node: str,
-        sysfs: Path = Path("/sys"),
+        host: Host,
         edit_providers: EditProviders,
         setups: Iterable[DeviceSetup] = (),
         metadata: MetadataDirectory | None = None,
@@ -89,7 +89,7 @@ class Preparer:
         """
         self.driver = driver
         self._ledger = ledger
-        self._devices = LocalDevices(node, lookup, sysfs)
+        self._devices = LocalDevices(node, lookup, host)
         self._files = ClaimFiles(driver, specs, self._devices, edit_providers, metadata)
         self._setups: Mapping[Kind, DeviceSetup] = {setup.kind: setup for setup in setups}
         self._ownership = ownership or NoOwnership()
@@ -238,6 +238,7 @@ class Preparer:
             self._devices.check_pools(allocation)
             owned = [devices[item.pool, item.device] for item in allocation.devices if not item.admin_access]
             self._devices.check_undivided(owned)
+            self._devices.check_unused(owned)
             steps = plan(allocation, devices, self._setups)
             record = records.of_allocation(allocation, steps, ahead=ahead)
             # Without set-ups, an unusable device is detected before anything is written.

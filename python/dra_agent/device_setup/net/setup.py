@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 RETURN_TIMEOUT_S = 3.0
 """Maximum seconds for an interface to return: the kernel removes a network namespace after its last process."""
 _POLL_INTERVAL_S = 0.05
+_IPV6_MIN_MTU = 1280
+"""Bytes; interfaces with less have no IPv6 (IPV6_MIN_MTU, linux/ipv6.h)."""
 
 
 class NicSetup:
@@ -165,6 +167,15 @@ class NicSetup:
             missing = "its interface" if not ifname else f"its interface {ifname}"
             raise RetryableError(f"{missing} is not on the host", where=f"device {device}", hint="the agent retries")
         refuse_use(self._network, [ifname], item.device, f"device {device}", "interface: ")
+        if desired.name is None and desired.mtu is not None and desired.mtu < _IPV6_MIN_MTU:
+            use = self._network.present_use(ifname, f"device {device}")
+            if use is not None:
+                # The kernel removes those of IPv6, and does not restore them with the MTU.
+                raise PermanentError(
+                    f"interface.mtu: {desired.mtu} is less than {_IPV6_MIN_MTU}, and the host uses it: {use.reason}",
+                    where=f"device {device}",
+                    hint="request a larger MTU, or move the interface into the pod (interface.name)",
+                )
         try:
             mtu, up = self.interfaces.mtu(ifname), self.interfaces.is_up(ifname)
             hardware, port = self.interfaces.hardware_address(ifname), self.interfaces.port(ifname)
@@ -205,6 +216,12 @@ class NicSetup:
             # What is not recorded cannot be compared when it returns.
             raise RetryableError(
                 f"{ifname} was replaced while it was read", where=f"device {device}", hint="the agent retries"
+            )
+        if found.link.xdp:
+            raise RetryableError(
+                f"interface: the host uses it: {ifname} has an XDP program of the host",
+                where=f"device {device}",
+                hint=f"remove it (`ip link set {ifname} xdp off`), or request another device; the agent retries",
             )
         smallest, largest = found.mtu_range or (0, 0)
         if desired.mtu is not None and (desired.mtu < smallest or (largest and desired.mtu > largest)):

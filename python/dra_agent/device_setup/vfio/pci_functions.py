@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dra_agent.claimable.divided import virtual_functions
+from dra_agent.claimable.divided import divisions
 from dra_agent.claimable.iommu_groups import blocks_group
 from dra_agent.claimable.network import HostNetwork
 from dra_agent.deadline import Deadline
@@ -85,9 +85,9 @@ class PciFunctions:
         """Return the name of its device below /dev/vfio/devices, "vfio3", if the kernel has created one."""
         return next((name for name in self._files(address).names("vfio-dev") if name.startswith("vfio")), None)
 
-    def virtual_functions(self, address: str) -> int:
-        """Return the number of its virtual functions, which need its driver."""
-        return virtual_functions(self._sysfs, address)
+    def divisions(self, address: str) -> str | None:
+        """Return its virtual functions and subfunctions, which need its driver."""
+        return divisions(self._sysfs, address)
 
     def _locked(self, address: str, attribute: str) -> str:
         try:
@@ -148,11 +148,11 @@ def require_idle(
 ) -> None:
     """Reject a function that the host or a process uses: RetryableError, PermanentError if that use cannot end."""
     refuse_published_use(device, where=where)
-    if count := functions.virtual_functions(address):
+    if found := functions.divisions(address):
         raise RetryableError(
-            f"it has {count} virtual functions, which would be removed with its driver",
+            f"it has {found}, which would be removed with its driver",
             where=where,
-            hint="remove them (sriov_numvfs), or request one of them instead",
+            hint="remove them (sriov_numvfs, devlink), or request one of them instead",
         )
     refuse_use(network, interfaces_of(host.sysfs, address), device, where)
     require_unused(host, device_nodes(host, device), where, deadline)

@@ -1,0 +1,104 @@
+"""Addresses of an interface and its routes, which a move removes: as the kernel returns them, and added again.
+
+The messages of rtnetlink have all settings: peer, metric, label, flags such as `noprefixroute`, and a route's table.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from dra_agent import netlink_dump
+from dra_agent.device_setup.netlink_request import ROUTE, Connection, attribute, attributes
+
+_TIMEOUT_S = 5.0
+_RTM_NEWADDR, _RTM_GETADDR, _RTM_NEWROUTE, _RTM_GETROUTE = 20, 22, 24, 26
+_CREATE = 0x200 | 0x400
+"""NLM_F_EXCL and NLM_F_CREATE."""
+_ADDRESS = struct.Struct("=BBBBI")
+_IFA_F_PERMANENT = 0x80
+_SCOPE_LINK = 253
+_ROUTE = struct.Struct("=BBBBBBBBI")
+_RTA_DST, _RTA_OIF = 1, 4
+_UNICAST, _LOCAL_TABLE = 1, 255
+_OF_KERNEL = frozenset({1, 2, 9})
+"""RTPROT_REDIRECT, RTPROT_KERNEL and RTPROT_RA: the kernel makes them with the address, or on a message of a router."""
+_CLONED, _ONLINK = 0x200, 0x4
+"""RTM_F_CLONED, RTNH_F_ONLINK; the other flags are of the present state."""
+_INDEX = struct.Struct("=I")
+
+
+def read(index: int) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """Return the addresses of an interface that do not expire, and its routes; OSError if they are not all."""
+    deadline = time.monotonic() + _TIMEOUT_S
+
+    def matching(is_wanted: Callable[[bytes, int], bool]) -> Callable[[Iterator[bytes]], tuple[bytes, ...]]:
+        return lambda messages: tuple(message for message in messages if is_wanted(message, index))
+
+    body = _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+    found = netlink_dump.dump(_RTM_GETADDR, body, matching(_is_own_address), deadline=deadline)
+    routes: tuple[bytes, ...] = ()
+    for family in (socket.AF_INET, socket.AF_INET6):
+        body = _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)
+        routes += netlink_dump.dump(_RTM_GETROUTE, body, matching(_is_own_route), deadline=deadline)
+    return found, routes
+
+
+def restore(index: int, addresses: Sequence[bytes], routes: Sequence[bytes]) -> tuple[list[str], list[str]]:
+    """Add those that are missing; return what was added, and what could not be."""
+    added: list[str] = []
+    failed: list[str] = []
+    with Connection(ROUTE) as kernel:
+        for kind, what, messages in (
+            (_RTM_NEWADDR, _address, addresses),
+            (_RTM_NEWROUTE, _route, routes),
+        ):
+            for name, request in (what(message, index) for message in messages):
+                try:
+                    kernel.request(kind, request, _CREATE)
+                except FileExistsError:
+                    continue
+                except OSError as error:
+                    failed.append(f"{name} is not restored: {error.strerror}")
+                else:
+                    added.append(f"{name} restored")
+    return added, failed
+
+
+def _is_own_address(message: bytes, index: int) -> bool:
+    family, _, flags, scope, of = _ADDRESS.unpack_from(message)
+    # The kernel makes those of IPv6 when the interface is switched on.
+    return of == index and bool(flags & _IFA_F_PERMANENT) and (family == socket.AF_INET or scope < _SCOPE_LINK)
+
+
+def _is_own_route(message: bytes, index: int) -> bool:
+    _, _, _, _, table, protocol, _, kind, flags = _ROUTE.unpack_from(message)
+    if kind != _UNICAST or protocol in _OF_KERNEL or table == _LOCAL_TABLE or flags & _CLONED:
+        return False
+    return netlink_dump.attributes(message, _ROUTE.size).get(_RTA_OIF) == _INDEX.pack(index)
+
+
+def _address(message: bytes, index: int) -> tuple[str, bytes]:
+    family, prefix, flags, scope, _ = _ADDRESS.unpack_from(message)
+    values = attributes(message[_ADDRESS.size :])
+    address = next((values[kind] for kind in (2, 1) if kind in values), b"")
+    header = _ADDRESS.pack(family, prefix, flags, scope, index)
+    return f"address {_text(address)}/{prefix}", header + _joined(values.items())
+
+
+def _route(message: bytes, index: int) -> tuple[str, bytes]:
+    *fields, flags = _ROUTE.unpack_from(message)
+    values = attributes(message[_ROUTE.size :]) | {_RTA_OIF: _INDEX.pack(index)}
+    header = _ROUTE.pack(*fields, flags & _ONLINK)
+    return f"route {_text(values.get(_RTA_DST, b''))}/{fields[1]}", header + _joined(values.items())
+
+
+def _joined(values: Iterable[tuple[int, bytes]]) -> bytes:
+    return b"".join(attribute(kind, value) for kind, value in values)
+
+
+def _text(address: bytes) -> str:
+    return str(ipaddress.ip_address(address)) if address else "default"
