@@ -248,9 +248,9 @@ bench-capacity: build ## compare `dra-agent capacity` with kube-scheduler on 100
 test-packages: build ## install, upgrade and remove packages in a clean root under a real systemd; requires root and mmdebstrap
 	$(PY) -m pytest -n 0 tests/packages $(ARGS)
 
-KERNEL ?= oldest
-test-vm: build ## run the agent on a real kernel with PCI devices in QEMU, without KVM (KERNEL=newest: of Debian backports); requires root, podman and the Debian mirror
-	DRA_AGENT_TEST_VM_KERNEL=$(KERNEL) $(PY) -m pytest -n 0 tests/vm $(ARGS)
+KERNEL ?= oldest newest
+test-vm: build ## run the agent on real kernels with PCI devices in QEMU, without KVM (KERNEL=oldest: on one); requires root, podman and the Debian mirror
+	@for kernel in $(KERNEL); do DRA_AGENT_TEST_VM_KERNEL=$$kernel $(PY) -m pytest -n 0 tests/vm $(ARGS) || exit; done
 
 test-sources: $(SYNC) ## run what the README says in a clean root: quickstart, make demo, make test (ARGS="--debian 13 --roots 5 --loops 4"); requires root, mmdebstrap and the network
 	PYTHONPATH=tests $(PY) -m packages.source_build $(ARGS)

@@ -14,7 +14,8 @@ from vm.machine.guest import Guest
 PROGRAMS = "/run/programs"
 """The directory of the program `dra-agent`."""
 IMPORT_TIMEOUT_S = 120.0
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
+"""The first start reads all modules through 9p."""
 PHASE_TIMEOUT_S = 30.0
 COMMANDS = Path(__file__).resolve().parents[1] / "guest/preloaded_commands.py"
 CONFIG = """\
@@ -139,11 +140,16 @@ class Agent:
         self.guest = commands.guest
         self.log = Log(self.guest)
         commands.configure(settings)
+        self.guest.measure()
         self.guest.run(
             f"rm -rf /var/lib/dra-agent/*; setsid {PROGRAMS}/dra-agent run > {self.log.shared_path} 2>&1 &"
             " echo $! > /run/agent.pid"
         )
-        self.log.wait_for(is_ready, within_s=START_TIMEOUT_S)
+        try:
+            self.log.wait_for(is_ready, within_s=START_TIMEOUT_S)
+        except BaseException:
+            self.guest.run("kill $(cat /run/agent.pid)", check=False)
+            raise
 
     def apply(self, name: str, expression: str, config: str = "", *, check: bool = True) -> None:
         """Apply a claim for one device that the CEL expression selects, with a NicConfig or another object in YAML."""

@@ -59,6 +59,8 @@ class Guest:
         initrd = sockets / "initrd"
         write_initrd(initrd, kernel.modules)
         command = [
+            # It ends with this process, however that ends.
+            *("setpriv", "--pdeathsig", "KILL", "nice", f"--adjustment={NICENESS}"),
             *emulator.command,
             *hardware.arguments(),
             *("-nodefaults", "-display", "none", "-vga", "none"),
@@ -79,7 +81,6 @@ class Guest:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                preexec_fn=lambda: os.nice(NICENESS),
             )
         self._requests = 0
         self._events: list[dict[str, Any]] = []
