@@ -311,9 +311,13 @@ class _RouteTables:
 
     def _read_local_ipv4(self) -> None:
         """Read the host's addresses from fib_trie: each is a leaf "|-- 192.0.2.2" with "/32 host LOCAL" below it."""
-        leaf = b""
+        leaf, is_vrf = b"", False
         for fields in self._files.lines(self._folder / "fib_trie"):
-            if fields[:1] == [b"|--"]:
+            if len(fields) <= 2 and fields[-1:] and fields[-1].endswith(b":"):
+                is_vrf = fields[0] == b"Id"  # only members of a VRF have addresses in another table
+            elif is_vrf:
+                continue
+            elif fields[:1] == [b"|--"]:
                 leaf = b"".join(fields[1:2])
             elif fields[:1] == [b"/32"] and fields[2:3] in ([b"LOCAL"], [b"BROADCAST"]):
                 try:
