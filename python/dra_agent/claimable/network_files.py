@@ -301,18 +301,24 @@ class _RouteTables:
 
         Only such an address has a broadcast address: those of tunnels and of kube-proxy have no network (/32).
         """
-        return min(
-            (one for one in self._local if not self._networks_of(one) and self._has_broadcast(int(one))), default=None
-        )
-
-    def _has_broadcast(self, address: int) -> bool:
-        return any(address | (1 << bits) - 1 in self._broadcast for bits in range(2, _IPV4_BITS))
+        of_routes = {
+            network | (1 << _IPV4_BITS - prefix) - 1
+            for prefix, networks in self._connected.items()
+            for network in networks
+        }
+        others = self._broadcast - of_routes
+        unplaced = (one for one in self._local if not self._networks_of(one)) if others else ()
+        return min((one for one in unplaced if _has_broadcast(int(one), others)), default=None)
 
     def _read_local_ipv4(self) -> None:
         """Read the host's addresses from fib_trie: each is a leaf "|-- 192.0.2.2" with "/32 host LOCAL" below it."""
-        leaf = b""
+        leaf, is_vrf = b"", False
         for fields in self._files.lines(self._folder / "fib_trie"):
-            if fields[:1] == [b"|--"]:
+            if len(fields) <= 2 and fields[-1:] and fields[-1].endswith(b":"):
+                is_vrf = fields[0] == b"Id"  # only members of a VRF have addresses in another table
+            elif is_vrf:
+                continue
+            elif fields[:1] == [b"|--"]:
                 leaf = b"".join(fields[1:2])
             elif fields[:1] == [b"/32"] and fields[2:3] in ([b"LOCAL"], [b"BROADCAST"]):
                 try:
@@ -331,6 +337,10 @@ class _RouteTables:
             if names := self._connected[prefix].get(network):
                 return [(prefix, name) for name in sorted(names)]
         return []
+
+
+def _has_broadcast(address: int, among: set[int]) -> bool:
+    return any(address | (1 << bits) - 1 in among for bits in range(2, _IPV4_BITS))
 
 
 def _is_folder(path: Path) -> bool:
