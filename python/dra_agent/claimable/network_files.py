@@ -302,12 +302,14 @@ class _RouteTables:
 
         Only such an address has a broadcast address: those of tunnels and of kube-proxy have no network (/32).
         """
-        return min(
-            (one for one in self._local if not self._networks_of(one) and self._has_broadcast(int(one))), default=None
-        )
-
-    def _has_broadcast(self, address: int) -> bool:
-        return any(address | (1 << bits) - 1 in self._broadcast for bits in range(2, _IPV4_BITS))
+        of_routes = {
+            network | (1 << _IPV4_BITS - prefix) - 1
+            for prefix, networks in self._connected.items()
+            for network in networks
+        }
+        others = self._broadcast - of_routes
+        unplaced = (one for one in self._local if not self._networks_of(one)) if others else ()
+        return min((one for one in unplaced if _has_broadcast(int(one), others)), default=None)
 
     def _read_local_ipv4(self) -> None:
         """Read the host's addresses from fib_trie: each is a leaf "|-- 192.0.2.2" with "/32 host LOCAL" below it."""
@@ -324,9 +326,11 @@ class _RouteTables:
                     address = ipaddress.IPv4Address(leaf.decode())
                 except ValueError:
                     continue
+                if address.is_loopback or address.is_link_local:
+                    continue
                 if fields[2] == b"BROADCAST":
                     self._broadcast.add(int(address))
-                elif fields[1] == b"host" and not address.is_loopback and not address.is_link_local:
+                elif fields[1] == b"host":
                     self._local.add(address)
 
     def _networks_of(self, address: ipaddress.IPv4Address) -> list[tuple[int, str]]:
@@ -336,6 +340,10 @@ class _RouteTables:
             if names := self._connected[prefix].get(network):
                 return [(prefix, name) for name in sorted(names)]
         return []
+
+
+def _has_broadcast(address: int, among: set[int]) -> bool:
+    return any(address | (1 << bits) - 1 in among for bits in range(2, _IPV4_BITS))
 
 
 def _is_folder(path: Path) -> bool:
