@@ -194,7 +194,8 @@ def test_an_address_without_a_network_may_be_on_each_interface_that_is_up(host: 
         write(f"sys/class/net/{name}/flags", flags)
     write("proc/net/route", "\n".join([HEADER, ipv4("eno3", "10.9.0.0", 16)]))
     local = "Local:\n  |-- {}\n     /32 host LOCAL\n"
-    write("proc/net/fib_trie", local.format("10.1.2.3"))
+    loopback = "  |-- 127.255.255.255\n     /32 link BROADCAST\n"
+    write("proc/net/fib_trie", local.format("10.1.2.3") + loopback)
     assert host_use(read(host), "eno1") is None, "of a tunnel"
     write("proc/net/fib_trie", local.format("10.1.2.3") + "  |-- 10.1.3.255\n     /32 link BROADCAST\n")
     view = read(host)

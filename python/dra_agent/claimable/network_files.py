@@ -325,9 +325,11 @@ class _RouteTables:
                     address = ipaddress.IPv4Address(leaf.decode())
                 except ValueError:
                     continue
+                if address.is_loopback or address.is_link_local:
+                    continue
                 if fields[2] == b"BROADCAST":
                     self._broadcast.add(int(address))
-                elif fields[1] == b"host" and not address.is_loopback and not address.is_link_local:
+                elif fields[1] == b"host":
                     self._local.add(address)
 
     def _networks_of(self, address: ipaddress.IPv4Address) -> list[tuple[int, str]]:
