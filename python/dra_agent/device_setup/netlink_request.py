@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterable
 from types import TracebackType
 
+from dra_agent import netlink_dump
+
 ROUTE, GENERIC = 0, 16
 """NETLINK_ROUTE and NETLINK_GENERIC."""
 _REQUEST, _ACK = 0x1, 0x4
@@ -65,8 +67,7 @@ class Connection:
 
 def attribute(kind: int, value: bytes, *, nested: bool = False) -> bytes:
     """Return an attribute, padded."""
-    header = _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind | (_NESTED if nested else 0))
-    return header + value.ljust(_aligned(len(value)), b"\0")
+    return netlink_dump.attribute(kind | (_NESTED if nested else 0), value)
 
 
 def nest(kind: int, parts: Iterable[bytes]) -> bytes:
