@@ -105,7 +105,7 @@ class _Files:
     def target(self, link: str) -> str | None:
         """Return the last component of a link's target."""
         try:
-            return Path(os.readlink(link)).name or None  # noqa: PTH115
+            return os.readlink(link).rpartition("/")[2] or None  # noqa: PTH115
         except OSError as error:
             if error.errno == errno.EINVAL:
                 self.problems.append(Diagnostic(link, "is not a link"))
@@ -113,18 +113,18 @@ class _Files:
                 self._report(link, error)
             return None
 
-    def text(self, path: Path) -> str:
+    def text(self, path: Path | str) -> str:
         """Return a small file without surrounding white space; empty if it is missing."""
         return os.fsdecode(b"".join(self._pieces(path, 1)).strip(b"\0 \t\r\n"))
 
-    def lines(self, path: Path) -> Iterator[list[bytes]]:
+    def lines(self, path: str) -> Iterator[list[bytes]]:
         """Yield the fields of each line; names of interfaces have no white space, and may not be UTF-8."""
         for number, line in enumerate(self._pieces(path, None)):
             if number % 1024 == 0:
                 self._check()
             yield line.split()
 
-    def _pieces(self, path: Path, most: int | None) -> Iterator[bytes]:
+    def _pieces(self, path: Path | str, most: int | None) -> Iterator[bytes]:
         try:
             # Non-blocking: a damaged tree may contain a FIFO, which would block indefinitely.
             with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -158,14 +158,15 @@ class _Links:
 
     def __init__(self, files: _Files, sysfs: Path) -> None:
         self._files = files
-        self._class_net = class_net = sysfs / "class/net"
+        # Not a Path: most of the time of a read would be spent on paths.
+        self._class_net = class_net = f"{sysfs}/class/net"
         self._entries: dict[str, frozenset[str]] = {}
         self.names: set[str] = set()
         self.stack = Stack()
         self.masters: dict[str, str] = {}
         present = files.names(class_net)
         # Read later, so that none that is made meanwhile seems to be hardware; the loopback interface is always there.
-        virtual = frozenset(files.names(sysfs / "devices/virtual/net"))
+        virtual = frozenset(files.names(f"{sysfs}/devices/virtual/net"))
         for name in present:
             if virtual and name not in virtual and name not in _NO_INTERFACES:
                 # Each relation has a link at both of its ends. Only a master can be hardware, too (hv_netvsc).
@@ -174,7 +175,7 @@ class _Links:
                 continue
             self._entries[name] = entries = frozenset(files.names(f"{class_net}/{name}"))
             # A file is not an interface.
-            if entries or _is_folder(class_net / name):
+            if entries or os.path.isdir(f"{class_net}/{name}"):  # noqa: PTH112
                 self.names.add(name)
             for entry in entries:
                 if entry.startswith("upper_"):
@@ -191,15 +192,13 @@ class _Links:
 
     def owner(self, path: str) -> str | None:
         """Return the interface that a file belongs to; None if it is about all of them."""
-        try:
-            return next(iter(Path(path).relative_to(self._class_net).parts), None)
-        except ValueError:
-            return None
+        folder, _, rest = path.partition(f"{self._class_net}/")
+        return rest.partition("/")[0] if not folder and rest else None
 
     def may_be_up(self, name: str) -> bool:
         """Return False for an interface that is switched off."""
         try:
-            return bool(int(self._files.text(self._class_net / name / "flags"), 16) & _IFF_UP)
+            return bool(int(self._files.text(f"{self._class_net}/{name}/flags"), 16) & _IFF_UP)
         except ValueError:
             return True
 
@@ -213,7 +212,7 @@ class _Links:
                 return kind
         if "device" in entries or "uevent" not in entries:
             return None
-        lines = self._files.text(self._class_net / name / "uevent").splitlines()
+        lines = self._files.text(f"{self._class_net}/{name}/uevent").splitlines()
         return next((line.removeprefix("DEVTYPE=") for line in lines if line.startswith("DEVTYPE=")), None)
 
 
@@ -244,7 +243,7 @@ class _RouteTables:
     def addresses(self) -> dict[str, list[str]]:
         """Return the addresses of each interface in CIDR notation, without those of link-local scope."""
         found: dict[str, list[str]] = {}
-        for fields in self._files.lines(self._folder / "if_inet6"):
+        for fields in self._files.lines(f"{self._folder}/if_inet6"):
             try:
                 raw, prefix, scope = bytes.fromhex(fields[0].decode()), int(fields[2], 16), int(fields[3], 16)
                 address = ipaddress.IPv6Address(raw)
@@ -259,7 +258,7 @@ class _RouteTables:
         return found
 
     def _lines(self, name: str) -> Iterator[list[bytes]]:
-        for fields in self._files.lines(self._folder / name):
+        for fields in self._files.lines(f"{self._folder}/{name}"):
             if not self._left:
                 self.is_full = True
                 return
@@ -313,7 +312,7 @@ class _RouteTables:
     def _read_local_ipv4(self) -> None:
         """Read the host's addresses from fib_trie: each is a leaf "|-- 192.0.2.2" with "/32 host LOCAL" below it."""
         leaf, is_vrf = b"", False
-        for fields in self._files.lines(self._folder / "fib_trie"):
+        for fields in self._files.lines(f"{self._folder}/fib_trie"):
             if len(fields) <= 2 and fields[-1:] and fields[-1].endswith(b":"):
                 is_vrf = fields[0] == b"Id"  # only members of a VRF have addresses in another table
             elif is_vrf:
@@ -343,13 +342,6 @@ class _RouteTables:
 
 def _has_broadcast(address: int, among: set[int]) -> bool:
     return any(address | (1 << bits) - 1 in among for bits in range(2, _IPV4_BITS))
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # a loop of links
-        return False
 
 
 def _ipv4_of(field: bytes) -> bytes:

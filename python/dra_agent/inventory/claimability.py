@@ -188,7 +188,7 @@ class Claimability:
                 if _may_have_own_nodes(one)
             },
             group_users=_group_users(topology, functions),
-            wireless=frozenset(name for one in functions for name in one.net if self._is_wireless(one, name)),
+            wireless=self._wireless(functions),
             wholes={
                 **{one.pci_address: None for one in cards if is_fpga_companion(one) and not one.is_vfio},
                 **{part.pci_address: whole.pci_address for whole in cards for part in fpga_companions(whole, cards)},
@@ -233,10 +233,16 @@ class Claimability:
         layers = {layer for device in function.infiniband for layer in link_layers(files, device)}
         return layers == {"ethernet"}
 
-    def _is_wireless(self, function: PciFunction, name: str) -> bool:
+    def _wireless(self, functions: Sequence[PciFunction]) -> frozenset[str]:
+        """Return the interfaces of Wi-Fi adapters."""
         # The class alone does not tell: a ConnectX-3 may have it, too.
-        phy = self._host.sysfs / "bus/pci/devices" / function.pci_address / "net" / name / "phy80211"
-        return function.class_.startswith(_OTHER_NETWORK) and phy.is_symlink()
+        return frozenset(
+            name
+            for one in functions
+            if one.class_.startswith(_OTHER_NETWORK)
+            for name in one.net
+            if (self._host.sysfs / "bus/pci/devices" / one.pci_address / "net" / name / "phy80211").is_symlink()
+        )
 
 
 def unread(functions: Iterable[PciFunction], problem: Diagnostic) -> list[Exclusion]:

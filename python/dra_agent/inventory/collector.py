@@ -67,6 +67,9 @@ class Collector:
         self._bindings = bindings
         self._passthrough = Passthrough(host, self._settings.passthrough, driver, bindings)
         self._backends: dict[str, DeviceBackend | FunctionBackend] = {}
+        # A check of a protocol takes longer than a kept description.
+        self._partitioning: dict[str, PartitioningBackend] = {}
+        self._excluding: dict[str, ExclusionSource] = {}
         self._descriptions = Descriptions()
         self._pool_groups = PoolGroups()
         self.kept = frozenset[str]()
@@ -125,14 +128,11 @@ class Collector:
         position = {function.pci_address: number for number, function in enumerate(topology.relevant)}
         described.sort(key=lambda device: _order(device.pci_address, position))
         problems += self._partitions.problems(
-            function.pci_address
-            for name, functions in by_backend.items()
-            if isinstance(self._backends.get(name), PartitioningBackend)
-            for function in functions
+            function.pci_address for name in self._partitioning for function in by_backend.get(name, ())
         )
-        for name, backend in self._backends.items():
-            if name in by_backend and isinstance(backend, ExclusionSource):
-                excluded += backend.withheld()
+        for name, source in self._excluding.items():
+            if name in by_backend:
+                excluded += source.withheld()
         placed = self._fabric_file.apply(described, problems)
         published = self._rules.apply(placed, problems, excluded)
         kept = used_counter_sets(published, self._counter_sets())
@@ -179,26 +179,31 @@ class Collector:
         self._network.close()
         for backend in self._backends.values():
             backend.close()
-        self._backends.clear()
+        for loaded in (self._backends, self._partitioning, self._excluding):
+            loaded.clear()
         self._descriptions = Descriptions()
 
     def _counter_sets(self) -> list[CounterSet]:
-        backends = [backend for backend in self._backends.values() if isinstance(backend, PartitioningBackend)]
-        return [counters for backend in backends for counters in backend.counter_sets()]
+        return [counters for backend in self._partitioning.values() for counters in backend.counter_sets()]
+
+    def _load(self, name: str) -> DeviceBackend | FunctionBackend:
+        backend = load_backend(name, self._host, self._settings)
+        if isinstance(backend, PartitioningBackend):
+            backend.partition_by(self._partitions)
+            self._partitioning[name] = backend
+        if isinstance(backend, ExclusionSource):
+            self._excluding[name] = backend
+        if isinstance(backend, ModeChangeListener):
+            backend.follow(self._mode_changes)
+        self._backends[name] = backend
+        return backend
 
     def _devices(
         self, name: str, functions: Sequence[PciFunction], problems: list[Diagnostic], excluded: list[Exclusion]
     ) -> list[Device]:
         try:
-            backend = self._backends.get(name)
-            if backend is None:
-                backend = load_backend(name, self._host, self._settings)
-                if isinstance(backend, PartitioningBackend):
-                    backend.partition_by(self._partitions)
-                if isinstance(backend, ModeChangeListener):
-                    backend.follow(self._mode_changes)
-                self._backends[name] = backend
-            if self._descriptions.describes_again(name, backend, functions):
+            backend = self._backends.get(name) or self._load(name)
+            if name in self._partitioning and self._descriptions.describes_again(name, backend, functions):
                 self._partitions.begin([function.pci_address for function in functions])
             return self._descriptions.of(name, backend, functions, problems)
         except AgentError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
 from dra_agent.claimable.decide import PlatformDevice
@@ -41,11 +41,11 @@ class PlatformDevices:
         self._problems: list[Diagnostic] = []
         self._board = _board(host, self._problems)
 
-    def present(self, functions: Iterable[PciFunction], problems: list[Diagnostic]) -> list[PlatformDevice]:
+    def present(self, functions: Collection[PciFunction], problems: list[Diagnostic]) -> list[PlatformDevice]:
         """Return the GPUs and accelerators of the chip."""
         problems += self._problems
         tegra = self._of_tegra(functions, problems) if self._board is not None else []
-        found = {one.name: one for one in (*self._with_nodes(problems), *tegra)}
+        found = {one.name: one for one in (*self._with_nodes(functions, problems), *tegra)}
         return list(found.values())
 
     def _of_tegra(self, functions: Iterable[PciFunction], problems: list[Diagnostic]) -> list[PlatformDevice]:
@@ -62,14 +62,17 @@ class PlatformDevices:
         has_nodes = any((self._host.dev / node).exists() for node in _NODES)
         return [PlatformDevice("gpu", _TEGRA, None, tegra=self._board)] if has_nodes else []
 
-    def _with_nodes(self, problems: list[Diagnostic]) -> Iterator[PlatformDevice]:
-        """Yield platform devices with a node for computing; a link is read for each node of a PCI function."""
+    def _with_nodes(self, functions: Iterable[PciFunction], problems: list[Diagnostic]) -> Iterator[PlatformDevice]:
+        """Yield platform devices with a node for computing; a link is read for each node that no function has."""
+        of_functions = {node.rpartition("/")[2] for one in functions for node in one.accel}
+        of_functions.update(one.drm.render for one in functions if one.drm is not None and one.drm.render is not None)
         for family, class_, names, folder in _CLASSES:
-            nodes = SysfsDir(self._host.sysfs / "class" / class_, problems)
+            path = f"{self._host.sysfs}/class/{class_}"
+            nodes = SysfsDir(path, problems)
             for node in nodes.names():
-                if not names.fullmatch(node):
+                if node in of_functions or not names.fullmatch(node):
                     continue
-                name = _device_of(f"{nodes.folder}/{node}")
+                name = _device_of(f"{path}/{node}")
                 if name is None or _PCI_ADDRESS.fullmatch(name) or _NO_CHIP.fullmatch(name):
                     continue
                 device = nodes.subdir(f"{node}/device")

@@ -79,7 +79,7 @@ class SysfsDir:
         """Return the last component of a link's target."""
         path = f"{self._folder}/{name}"
         try:
-            return Path(os.readlink(path)).name or None  # noqa: PTH115
+            return os.readlink(path).rpartition("/")[2] or None  # noqa: PTH115
         except OSError as error:
             self._unreadable(path, error)
             return None
