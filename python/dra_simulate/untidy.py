@@ -3,7 +3,7 @@
 What every sibling has, as far as its hardware allows: a display chip of the management controller, the management
 interfaces in a bond with a VLAN that has the default route, a GPU on a foreign driver, virtual functions on an adapter
 (one with an interface, one for a virtual machine), a port without a cable, addresses on the rails, an integrated GPU.
-A machine and its name determine the result.
+The rails of some are routed. A machine and its name determine the result.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ _FOREIGN = {0x10DE: ("nouveau", "pci-stub"), 0x1002: ("pci-stub", "pciback"), 0x
 _ANY_VENDOR = ("pci-stub",)
 _WORKSTATIONS = ("arc-b60",)
 """Machines with an Intel CPU that has an integrated GPU."""
+_ROUTED = ("gb200-nvl",)
+"""Machines whose rails have a gateway each, as in a fabric that is routed between racks."""
+_RAIL_TABLE = 100
+"""Routing table of the first rail."""
 _MLX5_VF = 0x101E
 _VLAN = 100
 
@@ -249,7 +253,10 @@ def _unplugged(role: Role) -> Role:
 
 
 def _network(machine: Machine) -> Machine:
-    """The bond of the management ports, its VLAN with the default routes, and an address on each rail."""
+    """The bond of the management ports, its VLAN with the default routes, and an address on each rail.
+
+    Of routed rails, every second one has a table of its own, which a rule selects by the address (`ip rule add from`).
+    """
     management = [name for function in _ethernet(machine, rdma=False) for name in _names(function)][:2]
     index = _next_index(machine)
     # Switches do not speak LACP everywhere.
@@ -270,9 +277,18 @@ def _network(machine: Machine) -> Machine:
             routes=(
                 Route("0.0.0.0/0", vlan.name, "192.0.2.1"),
                 Route("::/0", vlan.name, "2001:db8::1"),
+                *(_rail_route(rail, name) for rail, name in enumerate(rails if machine.name in _ROUTED else ())),
             ),
         ),
     )
+
+
+def _rail_route(rail: int, name: str) -> Route:
+    gateway = f"172.16.{rail}.1"
+    if rail % 2:
+        return Route("0.0.0.0/0", name, gateway, table=_RAIL_TABLE + rail)
+    # Equal routes of one table differ in their metric.
+    return Route("172.16.0.0/12", name, gateway, metric=_RAIL_TABLE + rail)
 
 
 def _names(function: Function) -> list[str]:

@@ -35,48 +35,42 @@ from dra_simulate.host_network import (
 )
 from dra_simulate.machine import Function, HostBridge, Machine, NumaNode, NvidiaDriver, PciId, Sriov
 from dra_simulate.models import A100_PCIE, H200_SXM
-from dra_simulate.parts.accelerators import (
-    alveo_u250,
-    alveo_v80,
+from dra_simulate.parts.accelerators import alveo_u250, alveo_v80, gaudi2, gaudi3, pac_d5005
+from dra_simulate.parts.amazon import TRAINIUM, efa, ena, neuron
+from dra_simulate.parts.amd import mi210, strix_halo
+from dra_simulate.parts.bridges import mac, nvme, port
+from dra_simulate.parts.display import CHIPS, DisplayChip, display, intel_igpu
+from dra_simulate.parts.held import DISPLAY, held_by, passed_through
+from dra_simulate.parts.intel import battlemage
+from dra_simulate.parts.network import bluefield3, broadcom, connectx3, connectx6dx, connectx7, virtio
+from dra_simulate.parts.nvidia import gpu
+from dra_simulate.roles.network import Interface, RdmaDevice
+from dra_simulate.roles.nvidia import NvidiaGpu
+from rare_parts import (
+    amd_igpu,
     aws_f2,
     coral,
-    gaudi2,
-    gaudi3,
     hailo,
     hailo_4_22,
     hygon,
     memryx,
     metax,
     moore_threads,
-    pac_d5005,
+    omni_path,
     pac_n3000_divided,
     qat,
     qat_of_vendor,
-    tpu_v4,
-    tpu_v5e,
-    xdna,
-)
-from dra_simulate.parts.amazon import TRAINIUM, efa, ena, neuron
-from dra_simulate.parts.amd import mi210, strix_halo
-from dra_simulate.parts.bridges import mac, nvme, port
-from dra_simulate.parts.display import CHIPS, DisplayChip, amd_igpu, display, intel_igpu, virtio_gpu
-from dra_simulate.parts.held import DISPLAY, held_by, passed_through, vgpu_host, with_mediated_devices, without_driver
-from dra_simulate.parts.intel import battlemage
-from dra_simulate.parts.network import (
-    bluefield3,
-    broadcom,
-    connectx3,
-    connectx6dx,
-    connectx7,
-    omni_path,
     roce_lag,
     slingshot,
-    virtio,
+    tpu_v4,
+    tpu_v5e,
+    vgpu_host,
+    virtio_gpu,
     wifi,
+    with_mediated_devices,
+    without_driver,
+    xdna,
 )
-from dra_simulate.parts.nvidia import gpu
-from dra_simulate.roles.network import Interface, RdmaDevice
-from dra_simulate.roles.nvidia import NvidiaGpu
 
 MAX_FUNCTIONS = 12
 _NAME = "catalog"

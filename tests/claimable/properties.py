@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from dra_agent.inventory.model import SHARED_ROLES, Inventory
-from dra_simulate.host_network import HostNetwork
+from dra_simulate.host_network import MAIN_TABLE, HostNetwork
 from dra_simulate.machine import Function
 from dra_simulate.parts.held import DISPLAY, RESERVING
 from dra_simulate.roles.drm import AccelNodes
@@ -132,7 +132,7 @@ def wireless(functions: Iterable[Function], inventory: Inventory) -> list[str]:
 def uses(network: HostNetwork) -> dict[str, str]:
     """Return by interface why the host needs it: a master, an interface stacked on it, a default or gateway route.
 
-    An address and the route to its own network alone do not count.
+    An address and the route to its own network alone do not count, and neither do routes that the files do not show.
     """
     found: dict[str, str] = {}
     for one in network.interfaces:
@@ -140,6 +140,8 @@ def uses(network: HostNetwork) -> dict[str, str]:
         if one.parent:
             found[one.parent] = f"carries {one.name}"
     for route in network.routes:
+        if route.table != MAIN_TABLE:
+            continue
         if route.gateway is not None or route.destination in ("0.0.0.0/0", "::/0"):
             found.setdefault(route.interface, f"route to {route.destination}")
     return found

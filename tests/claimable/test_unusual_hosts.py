@@ -17,14 +17,24 @@ from dra_simulate import build_machine
 from dra_simulate.host_network import HostNetwork, Route, VirtualInterface
 from dra_simulate.machine import Function, HostBridge, LinkState, Machine, NumaNode, NvidiaDriver, PciId
 from dra_simulate.models import A100_PCIE, H100_SXM
-from dra_simulate.parts.accelerators import aws_f2, coral, qat_of_vendor, tpu_v4, tpu_v5e, xdna
 from dra_simulate.parts.amd import mi210
 from dra_simulate.parts.bridges import PLX_SWITCH, port, switch
-from dra_simulate.parts.display import intel_igpu, virtio_gpu
-from dra_simulate.parts.held import passed_through, with_mediated_devices, without_driver
+from dra_simulate.parts.display import intel_igpu
+from dra_simulate.parts.held import passed_through
 from dra_simulate.parts.network import connectx6dx
 from dra_simulate.parts.nvidia import gpu
 from eventually import DEADLINE_S
+from rare_parts import (
+    aws_f2,
+    coral,
+    qat_of_vendor,
+    tpu_v4,
+    tpu_v5e,
+    virtio_gpu,
+    with_mediated_devices,
+    without_driver,
+    xdna,
+)
 
 _NAME = "unusual"
 _PEX88096 = PciId(0x1000, 0xC010, 0x060400, 0x1000, 0xA096, 0xB0)

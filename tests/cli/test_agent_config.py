@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.agent.config_keys import config_keys
+from dra_agent.agent.config_keys import DEPRECATED, config_keys
 from dra_agent.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +77,23 @@ def test_values_are_shown_with_their_origin(tmp_path: Path, capsys: pytest.Captu
     assert {"key": "node_name", "value": "n", "origin": "--node-name", "change": "restart"} in rows
     assert main(["config", "show", "--config", str(file), "--all", "-o", "json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert [row["key"] for row in shown] == [key.name for key in config_keys()]
+    assert [row["key"] for row in shown] == [key.name for key in config_keys() if key.name not in DEPRECATED]
+
+
+def test_a_deprecated_key_is_shown_where_it_is_set_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (deprecated,) = DEPRECATED
+    assert deprecated in [key.name for key in config_keys()]
+    assert main(["config", "keys", "-o", "json"]) == 0
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)]
+    assert "inventory.host_interfaces" in names and deprecated not in names
+    assert main(["config", "keys"]) == 0
+    assert deprecated not in capsys.readouterr().out
+    file = tmp_path / "config.toml"
+    file.write_text("[inventory]\nhost_uplink = 'include'\n")
+    for more in ([], ["--all"]):
+        assert main(["config", "show", "--config", str(file), "-o", "json", *more]) == 0
+        row = {"key": deprecated, "value": "include", "origin": f"{file}:2", "change": "reload"}
+        assert row in json.loads(capsys.readouterr().out)
 
 
 def test_a_pipe_can_be_checked() -> None:

@@ -316,18 +316,33 @@ def test_each_form_of_naming_nodes_is_read(version: str) -> None:
     ) == ["0000:00:00.0", "0000:02:00.0", "0000:04:00.0"]
 
 
-def test_devices_of_a_fabric_that_are_not_attached_withhold_nothing() -> None:
+def test_devices_of_a_fabric_that_are_not_attached_are_no_devices_of_this_host() -> None:
+    """As CoHDI's composable-dra-driver publishes them: under the name of the driver that has them once attached."""
+    labels = {"cohdi.com/nvidia-a100-80g": "true", "cohdi.com/fabric": "1"}
     spec = {
-        "nodeSelector": terms(requirement("cohdi.com/fabric", "In", "1")),
-        "devices": [{"name": "h100-0", "attributes": {"productName": {"string": "H100"}}, "bindsToNode": True}],
+        "pool": {"name": "nvidia-a100-80g-fabric1", "generation": 1, "resourceSliceCount": 1},
+        "nodeSelector": terms(*(requirement(key, "In", value) for key, value in labels.items())),
+        "devices": [
+            {
+                **api_device(f"nvidia-a100-80g-gpu{number}", type="gpu", productName="NVIDIA A100 80GB PCIe"),
+                "bindsToNode": True,
+                "bindingConditions": ["FabricDeviceReady"],
+                "bindingFailureConditions": ["FabricDeviceReschedule", "FabricDeviceFailed"],
+            }
+            for number in range(3)
+        ],
     }
-    labeled = {"metadata": {"name": NODE, "labels": {"cohdi.com/fabric": "1"}}}
+    labeled = {"metadata": {"name": NODE, "labels": labels}}
     found = find({"spec": {"driver": "fabric.example.com", **spec}}, node=labeled)
     assert found == DeviceConflicts(unjudged=("driver fabric.example.com",))
-    # The plugin of this driver prepares claims on the node, whatever publishes its slices.
+    # That driver has each GPU that is attached, and lists it later than this agent sees it.
     found = find({"spec": {"driver": "gpu.nvidia.com", **spec}}, node=labeled)
-    assert set(found.unmatched) == {GPU.name, MIG.name}
+    assert found.unmatched == dict.fromkeys(
+        (GPU.name, MIG.name), "it lists devices of a fabric, which are attached to this node for its claims"
+    )
     assert find({"spec": {"driver": "gpu.nvidia.com", **spec}}, node=node()) == DeviceConflicts()
+    # This agent has those of its own driver once they are attached.
+    assert devices_of([{"spec": {"driver": DRIVER, **spec}}]) == []
 
 
 def test_a_driver_takes_precedence_over_a_device_plugin() -> None:

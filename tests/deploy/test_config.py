@@ -53,7 +53,7 @@ def test_text_that_is_not_toml_is_refused_with_its_line(
         ("sate_dir = '/x'", "config: unknown key sate_dir; known keys: cdi_dir, claim_status"),
         ("[inventory]\nuplink = 'x'", "config: unknown key inventory.uplink; known keys: attributes, displays"),
         ("Error = 1", "config: not TOML: "),
-        ("[inventory]\nhost_uplink = 'no'", 'config: inventory.host_uplink: "no" must be one of exclude, include'),
+        ("[inventory]\npools = 'no'", 'config: inventory.pools: "no" must be one of family, product'),
         ("[inventory]\nexclude = 'x'", "config: inventory.exclude: must be a list, not text"),
         ("[inventory]\nexclude = [1]", "config: inventory.exclude[0]: must be text, not an integer"),
         ("inventory = 3", "config: inventory: must be a table, not an integer"),

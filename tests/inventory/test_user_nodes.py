@@ -17,9 +17,8 @@ from dra_agent.topology import DeviceKind, PciFunction, Topology, scan
 from dra_agent.topology.model import Drm, Sriov
 from dra_simulate import build_machine
 from dra_simulate.machine import Function, HostBridge, Machine, NumaNode
-from dra_simulate.parts.accelerators import hailo_4_22, hygon, memryx, metax, moore_threads
-from dra_simulate.parts.network import omni_path, wifi
 from eventually import DEADLINE_S
+from rare_parts import hailo_4_22, hygon, memryx, metax, moore_threads, omni_path, wifi
 
 Write = Callable[[str, object], None]
 Make = Callable[..., PciFunction]

@@ -22,12 +22,11 @@ from dra_agent.recording import load_manifest, named_recording
 from dra_agent.topology import scan
 from dra_simulate import inject, nvml, tree
 from dra_simulate.machine import HostBridge, Machine, NumaNode
-from dra_simulate.parts.accelerators import tpu_v4
-from dra_simulate.parts.display import intel_igpu, virtio_gpu
-from dra_simulate.parts.held import with_mediated_devices
+from dra_simulate.parts.display import intel_igpu
 from dra_simulate.profiles import load_profile
 from dra_simulate.recording import RecordedKernel
 from eventually import DEADLINE_S
+from rare_parts import tpu_v4, virtio_gpu, with_mediated_devices
 
 from .compare import differences
 from .conclusions import PARTITIONED, anonymous, conclusions

@@ -13,13 +13,13 @@ from dra_agent.topology import PciFunction, scan
 from dra_simulate import build_machine
 from dra_simulate.machine import Function, HostBridge, Machine, NumaNode, NvidiaDriver
 from dra_simulate.models import A100_PCIE, H200_SXM
-from dra_simulate.parts.accelerators import coral, qat, xdna
 from dra_simulate.parts.amd import mi300x
-from dra_simulate.parts.display import DisplayChip, amd_igpu, display, intel_igpu
-from dra_simulate.parts.held import DISPLAY, RESERVING, USER_SPACE, held_by, passed_through, vgpu_host, without_driver
-from dra_simulate.parts.network import connectx6dx, roce_lag
+from dra_simulate.parts.display import DisplayChip, display, intel_igpu
+from dra_simulate.parts.held import DISPLAY, RESERVING, USER_SPACE, held_by, passed_through
+from dra_simulate.parts.network import connectx6dx
 from dra_simulate.parts.nvidia import gpu
 from dra_simulate.roles.tegra import TegraGpu
+from rare_parts import amd_igpu, coral, qat, roce_lag, vgpu_host, without_driver, xdna
 
 ADDRESS = "0000:01:00.0"
 

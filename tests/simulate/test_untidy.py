@@ -12,7 +12,7 @@ from dra_agent.errors import UsageError
 from dra_agent.host import Host
 from dra_agent.topology import scan
 from dra_simulate import build, inject, profiles
-from dra_simulate.host_network import Bond, Vlan, netdevs
+from dra_simulate.host_network import MAIN_TABLE, Bond, Route, Vlan, netdevs
 from dra_simulate.kernel import SimulatedKernel
 from dra_simulate.machine import Function, Machine
 from dra_simulate.profiles import load_profile
@@ -65,7 +65,8 @@ def test_an_untidy_machine_uses_its_adapters_as_people_do(profile: str) -> None:
     bond, vlan = machine.network.interfaces
     assert isinstance(bond, Bond) and isinstance(vlan, Vlan)
     assert bond.ports and set(bond.ports) <= known.keys()
-    assert {route.interface for route in machine.network.routes} == {vlan.name}
+    uplinks = {route.interface for route in machine.network.routes if is_default(route)}
+    assert uplinks == {vlan.name}
     assert known[vlan.name].is_up, "the host is reachable"
     assert [
         function for function, role in machine.with_role(DrmNodes) if role.render is None and is_new(function, ideal)
@@ -91,6 +92,26 @@ def test_what_hardware_allows_is_untidy() -> None:
     dead = [function for function, role in machine.with_role(Interface) if not role.cable]
     assert len(dead) == 1
     assert [role.without_cable for role in dead[0].roles if isinstance(role, RdmaDevice)] == [frozenset({1})]
+
+
+def test_rails_of_a_routed_fabric_have_their_routes_in_the_main_table_or_in_one_of_their_own() -> None:
+    machine = load_profile("gb200-nvl-untidy")
+    assert machine.network is not None
+    rails = {
+        route.interface: (route.destination, route.table)
+        for route in machine.network.routes
+        if route.gateway is not None and route.gateway.startswith("172.16.")
+    }
+    assert rails == {
+        "enp20f0np0": ("172.16.0.0/12", MAIN_TABLE),
+        "enp20f1np1": ("0.0.0.0/0", 101),
+        "enp30f0np0": ("172.16.0.0/12", MAIN_TABLE),
+        "enp30f1np1": ("0.0.0.0/0", 103),
+    }
+
+
+def is_default(route: Route) -> bool:
+    return route.destination in ("0.0.0.0/0", "::/0") and route.table == MAIN_TABLE
 
 
 def is_new(function: Function, ideal: Machine) -> bool:

@@ -39,6 +39,9 @@ RELOADABLE = frozenset(
 
 `evict`, `cordon` and `pod_notices` need permissions, which the chart grants together with a restart."""
 
+DEPRECATED = frozenset({"inventory.host_uplink"})
+"""Keys that another one has replaced: commands show them where they are set only."""
+
 
 class ConfigKey(msgspec.Struct, frozen=True):
     """One key of the file."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from dra_agent.claimable.network_view import Interface, NetworkView, Route
+from dra_agent.claimable.network_view import MAIN_TABLE, Interface, NetworkView, Route
 from dra_agent.printable import printable
 
 
@@ -41,6 +41,19 @@ def host_use(view: NetworkView, interface: str) -> HostUse | None:
     if unknown is not None:
         return HostUse("host-interface", f"it is not known whether the host uses {_shown(interface)}: {unknown}")
     return use
+
+
+def rail_route(view: NetworkView, interface: str) -> Route | None:
+    """Return the route for which alone the host uses an interface, if it may be that of a rail in a routed fabric.
+
+    A default route of the main table is that of the host's uplink, and one whose table is not shown may be.
+    """
+    found = view.interfaces.get(interface)
+    if found is None or found.master is not None or found.uppers:
+        return None
+    if found.default_route is not None and found.default_route.table in (None, MAIN_TABLE):
+        return None
+    return _forwarding(found)
 
 
 def _use(view: NetworkView, interface: Interface) -> HostUse | None:

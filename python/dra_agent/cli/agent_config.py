@@ -73,27 +73,28 @@ def show(args: argparse.Namespace) -> int:
 
 def listing(loaded: LoadedConfig, *, every: bool = True) -> list[dict[str, Any]]:
     """Return each key with its value, its origin, and how a change takes effect; `every` includes default values."""
-    from dra_agent.agent.config_keys import config_keys, values_of
+    from dra_agent.agent.config_keys import DEPRECATED, config_keys, values_of
 
     values = values_of(loaded.config)
     rows = [
         {"key": key.name, "value": values[key.name], "origin": loaded.origin(key.name), "change": key.change}
         for key in config_keys()
     ]
-    return [row for row in rows if every or row["origin"] != "default"]
+    return [row for row in rows if (every and row["key"] not in DEPRECATED) or row["origin"] != "default"]
 
 
 def keys(args: argparse.Namespace) -> int:
-    """Print every key of the file."""
-    from dra_agent.agent.config_keys import config_keys
+    """Print every key of the file that is not deprecated."""
+    from dra_agent.agent.config_keys import DEPRECATED, config_keys
     from dra_agent.cli.output import emit
     from dra_agent.cli.table import table
 
+    found = [key for key in config_keys() if key.name not in DEPRECATED]
     if args.output == "table":
-        rows = ([key.name, key.kind, key.change, _text(key.default)] for key in config_keys())
+        rows = ([key.name, key.kind, key.change, _text(key.default)] for key in found)
         table(["key", "values", "change", "default"], rows, optional=("default",), prose=("values", "default"))
     else:
-        emit(config_keys(), args.output)
+        emit(found, args.output)
     return 0
 
 

@@ -152,6 +152,8 @@ def _unmatched(observation: Observation, known: frozenset[str]) -> dict[KnownDri
             continue
         if device.identities:
             found[row] = f"it lists {min(device.identities)}, which this host does not have"
+        elif device.is_detached:
+            found[row] = "it lists devices of a fabric, which are attached to this node for its claims"
         else:
             found[row] = "its slices do not identify the devices"
     return found

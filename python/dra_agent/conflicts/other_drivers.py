@@ -43,6 +43,8 @@ class ForeignDevice:
     """PCI addresses ("0000:3b:00.0") and UUIDs in lower case, "net/eth1", "rdma/mlx5_0"; empty: an index only."""
     selector: Mapping[str, Any] | None = field(default=None, hash=False)
     """The NodeSelector of the nodes that have it; None: this node has it."""
+    is_detached: bool = False
+    """It is in a fabric, and attached to one of those nodes for a claim."""
 
     def is_on(self, node: Mapping[str, Any]) -> bool:
         """Return whether a Node has the device."""
@@ -142,7 +144,7 @@ def _devices(driver: str, spec: Mapping[str, Any], devices: list[Any], node: str
         if row is not None and row.elsewhere and attributes.get(row.elsewhere) is True:
             continue
         identities = frozenset(_identities(device["name"], attributes, row or _UNKNOWN_DRIVER))
-        yield ForeignDevice(driver, identities, selector)
+        yield ForeignDevice(driver, identities, selector, details.get("bindsToNode") is True)
 
 
 def _nodes(owner: Mapping[str, Any], node: str) -> tuple[bool, Mapping[str, Any] | None]:

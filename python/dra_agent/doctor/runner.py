@@ -16,6 +16,7 @@ from dra_agent.doctor.devices import check_device_nodes, check_devices, check_pe
 from dra_agent.doctor.endpoint import check_endpoint
 from dra_agent.doctor.finding import Finding, Severity, ok, problem
 from dra_agent.doctor.kernel import check_kernel
+from dra_agent.doctor.nics import check_nics
 from dra_agent.doctor.nvidia_driver import check_nvidia_driver
 from dra_agent.doctor.nvidia_toolkit import check_nvidia_toolkit
 from dra_agent.doctor.pci import check_iommu, check_pcie_links, check_sriov
@@ -38,6 +39,7 @@ CHECKS: dict[str, Check] = {
     "kubeconfig": check_kubeconfig,
     "permissions": check_permissions,
     "hardware": check_devices,
+    "NICs": check_nics,
     "NVIDIA driver": check_nvidia_driver,
     "device nodes": check_device_nodes,
     "device links": check_device_links,

@@ -61,7 +61,7 @@ class Claimability:
             Rule(f"host_interfaces[{number}]", rule) for number, rule in enumerate(settings.host_interfaces)
         ]
         self._display_rules = [Rule(f"displays[{number}]", rule) for number, rule in enumerate(settings.displays)]
-        # The older key: the same as the rule `true`.
+        # The deprecated key.
         self._allows_interfaces = settings.host_uplink == "include"
         self._asked: dict[str, Refusal] = {}
         """By PCI address: why a function that is described may not be claimed, of the last call of `claimable`."""

@@ -115,7 +115,8 @@ class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     displays: tuple[str, ...] = ()
     """CEL; a console of a virtual machine that has a render node can be claimed if one of them is true."""
     host_uplink: Literal["exclude", "include"] = "exclude"
-    """include: the same as `true` in `host_interfaces`, which replaces this key."""
+    """Deprecated: use `host_interfaces`. include: every interface that the host uses can be claimed, as by its rule
+    `true`, except those of adapters with virtual functions."""
     nvml_timeout: float = 5.0
     """Seconds that one call of NVIDIA's library may take.
 

@@ -27,7 +27,6 @@ class NeuronModel:
 
 # aws-neuron-driver fca19f7: neuron_device.h, v2 and v3 address_map.h, neuron_dhal_v2.c and neuron_dhal_v3.c.
 TRAINIUM = NeuronModel(0x7164, "Trainium1", 2, 32)
-INFERENTIA2 = NeuronModel(0x7264, "Inferentia2", 2, 32)
 TRAINIUM2 = NeuronModel(0x7364, "Trainium2", 8, 96)
 
 

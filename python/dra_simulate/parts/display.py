@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from dra_simulate.machine import Bar, Function, PciId
-from dra_simulate.parts.bridges import number
-from dra_simulate.roles.amd import AmdGpu
 from dra_simulate.roles.drm import DrmNodes
 
 _VGA = 0x030000
-_MIB, _GIB = 1 << 20, 1 << 30
+_MIB = 1 << 20
 _FIRST_RENDER = 128
 
 DisplayChip = Literal["ast", "mgag200", "hibmc-drm", "bochs-drm"]
@@ -30,21 +28,6 @@ def display(address: str, card: int, chip: DisplayChip = "ast") -> Function:
     return Function(address, CHIPS[chip], driver=chip, bars=bars, roles=(DrmNodes(card, None),))
 
 
-def virtio_gpu(address: str, card: int, bus_device: str | None = None) -> Function:
-    """The display of a virtual machine of QEMU; it has a render node with and without a GPU behind it.
-
-    `bus_device`: the directory of virtio's bus ("virtio1") in which older kernels make the nodes.
-    """
-    roles = (DrmNodes(card, _FIRST_RENDER + card, bus_device=bus_device),)
-    return Function(
-        address,
-        PciId(0x1AF4, 0x1050, _VGA, 0x1AF4, 0x1100, 0x01),
-        driver="virtio-pci",
-        bars=(Bar(8 * _MIB, prefetchable=True),),
-        roles=roles,
-    )
-
-
 def intel_igpu(card: int, *, address: str = "0000:00:02.0") -> Function:
     """The GPU of an Arrow Lake CPU, directly on the host bridge; it has no memory of its own."""
     return Function(
@@ -53,27 +36,4 @@ def intel_igpu(card: int, *, address: str = "0000:00:02.0") -> Function:
         driver="i915",
         bars=(Bar(16 * _MIB, prefetchable=True), Bar(256 * _MIB, prefetchable=True)),
         roles=(DrmNodes(card, _FIRST_RENDER + card),),
-    )
-
-
-def amd_igpu(address: str, card: int, *, machine: str) -> Function:
-    """The GPU of a Raphael CPU: two compute units, and memory that firmware carves out of the host's."""
-    role = AmdGpu(
-        card=card,
-        render=_FIRST_RENDER + card,
-        name="AMD Radeon Graphics",
-        unique_id=number(machine, "igpu", card),
-        memory_bytes=512 * _MIB,
-        compute_units=2,
-        dies=1,
-        gfx_version=100306,
-        vbios="102-RAPHAEL-008",
-        memory_vendor="unknown",
-    )
-    return Function(
-        address,
-        PciId(0x1002, 0x164E, _VGA, 0x1002, 0x164E, 0xC1),
-        driver="amdgpu",
-        bars=(Bar(256 * _MIB, prefetchable=True),),
-        roles=(DrmNodes(card, role.render), role),
     )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dra_simulate.machine import Bar, Function, LinkState, PciId, Sriov
 from dra_simulate.parts.bridges import guid, mac
 from dra_simulate.roles.network import Interface, RdmaDevice, port_guid
-from dra_simulate.roles.vendor import VendorNode, VirtualDevice
 
 _MELLANOX = 0x15B3
 _INFINIBAND, _ETHERNET = 0x020700, 0x020000
@@ -129,49 +126,6 @@ def broadcom(address: str, name: str, index: int, *, machine: str) -> Function:
     )
 
 
-def slingshot(address: str, number: int, name: str, index: int, *, machine: str) -> Function:
-    """A Slingshot Cassini, which libfabric uses by a node of its own."""
-    return Function(
-        address,
-        PciId(0x17DB, 0x0501, _ETHERNET, 0x17DB, 0x0000),
-        driver="cxi_ss1",
-        link=LinkState(4, 16),
-        bars=(Bar(1 * _MIB, prefetchable=True),),
-        roles=(
-            Interface(name, mac(machine, 100 + index, "02:00:00"), index, speed=200_000),
-            VendorNode(f"cxi_user/cxi{number}", "cxi_user", number, in_class="cxi_user"),
-        ),
-    )
-
-
-def omni_path(address: str, number: int, *, machine: str) -> Function:
-    """An Omni-Path adapter: libraries use a node that has no parent and the number of the RDMA device."""
-    name = f"hfi1_{number}"
-    return Function(
-        address,
-        PciId(0x8086, 0x24F0, 0x020800, 0x8086, 0x2628, 0x11),
-        driver="hfi1",
-        link=LinkState(3, 16),
-        bars=(Bar(64 * _MIB, prefetchable=True),),
-        roles=(
-            RdmaDevice(name, guid(machine, number), number, own_protocol=True, hca_type="", board=""),
-            VirtualDevice(name, "hfi1_user", "hfi1_user", number),
-        ),
-    )
-
-
-def wifi(address: str, name: str, index: int, *, machine: str) -> Function:
-    """An AX210."""
-    return Function(
-        address,
-        PciId(0x8086, 0x2725, 0x028000, 0x8086, 0x0024, 0x1A),
-        driver="iwlwifi",
-        link=LinkState(2, 1),
-        bars=(Bar(16 << 10, prefetchable=True),),
-        roles=(Interface(name, mac(machine, 100 + index, "02:00:01"), index, speed=-1, wireless=True),),
-    )
-
-
 def connectx6dx(
     address: str,
     number: int,
@@ -204,20 +158,6 @@ def connectx6dx(
         roles=_ethernet(number, name, index, machine, speed, "MT4125"),
         sriov=Sriov(total, 0x101E, functions=functions),
     )
-
-
-def roce_lag(slot: str, number: int, names: tuple[str, str], index: int, *, machine: str) -> tuple[Function, Function]:
-    """The two ports of a ConnectX-6 Dx in a bond: one RDMA device, at the first function, has both."""
-    first, second = (
-        connectx6dx(f"{slot}.{which}", number, name, index + which, machine=machine) for which, name in enumerate(names)
-    )
-    bonded = tuple(
-        replace(role, name=f"mlx5_bond_{number}") if isinstance(role, RdmaDevice) else role for role in first.roles
-    )
-    interfaces = tuple(
-        replace(role, mac=mac(machine, index + 1)) for role in second.roles if isinstance(role, Interface)
-    )
-    return replace(first, roles=bonded), replace(second, roles=interfaces)
 
 
 def bluefield3(slot: str, number: int, index: int, *, machine: str) -> tuple[Function, ...]:
