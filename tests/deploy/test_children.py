@@ -15,9 +15,9 @@ DEADLINE_S = 120
 """Long: several interpreters start one after the other, on a possibly busy machine."""
 
 MOVES_AN_INTERFACE = """
-from dra_agent.device_setup.rtnetlink import HostInterface, RestoreRequest, query
+from dra_agent.device_setup.rtnetlink import Describe, HostInterface, query
 no_such_link = HostInterface(2**31 - 1, "02:fc:00:00:00:01")
-print(query(RestoreRequest(no_such_link, "no-such-link0", "/sys/class/net", (), None)).state)
+print(query(Describe(no_such_link, "no-such-link0", "/sys/class/net")).state)
 """
 ACCESSES_SYSFS = """
 import sys
