@@ -1,4 +1,6 @@
-"""PCIe hot-plug of a NIC in a port of the switch: the agent follows the kernel's events, and a claim its device."""
+"""PCIe hot-plug and surprise removal of a NIC in a port of the switch: the agent follows the kernel's events, and a
+claim its device.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,11 @@ FOLLOW_LIMIT_S = 2.0
 SLOT_TIMEOUT_S = 60.0
 """The kernel waits 5 s after the button of a slot was pressed."""
 NAME = "plugged"
+SLOT_CONTROL = "CAP_EXP+18.w"
+"""For setpci. Values are followed by the mask of the bits that change."""
+OFF_WITHOUT_INTERRUPT = "0700:0720"
+"""PCI_EXP_SLTCTL_PWR_OFF and PCI_EXP_SLTCTL_PWR_IND_OFF, without PCI_EXP_SLTCTL_HPIE."""
+ON_WITH_INTERRUPT = "0120:0720"
 
 
 def plug(guest: Guest) -> None:
@@ -29,6 +36,27 @@ def plug(guest: Guest) -> None:
 def unplug(guest: Guest) -> None:
     """Press the button of the slot, and wait until the NIC has no power."""
     guest.monitor("device_del", id=NAME)
+    wait_until_gone(guest)
+
+
+def pull_out(guest: Guest) -> None:
+    """Pull the NIC out without the button, and wait until the kernel's hot-plug driver has noticed.
+
+    QEMU has no command for it. But it takes out what is in a slot whose power and power indicator are switched off, and
+    the driver is not told of either: it gets no interrupt before the power is on again.
+    """
+    nic = f"/sys/bus/pci/devices/{guest.address_of(NAME)}"
+    port = guest.run(f"basename $(dirname $(readlink -f {nic}))").strip()
+    guest.run("dmesg --clear")
+    guest.run(f"setpci -s {port} {SLOT_CONTROL}={OFF_WITHOUT_INTERRUPT} {SLOT_CONTROL}={ON_WITH_INTERRUPT}")
+    wait_until_gone(guest)
+    surprised = f"dmesg | grep -q 'pcieport {port}: pciehp: .*Card not present'"
+    guest.run(f"until {surprised}; do sleep 0.1; done", within_s=SLOT_TIMEOUT_S)
+    assert "Attention button pressed" not in guest.run("dmesg")
+
+
+def wait_until_gone(guest: Guest) -> None:
+    """Wait until QEMU has taken the NIC out."""
     while guest.wait_for_event("DEVICE_DELETED", SLOT_TIMEOUT_S).get("device") != NAME:
         pass
 
@@ -67,7 +95,10 @@ def follows(guest: Guest, action: str, earlier: int, entry: dict[str, Any]) -> b
     return abs(datetime.fromisoformat(entry["time"]).timestamp() - event) < limit_s
 
 
-def test_the_devices_follow_the_events_of_the_kernel(guest: Guest, agent: Agent) -> None:
+@pytest.mark.parametrize("leave", [unplug, pull_out], ids=["slot", "surprise"])
+def test_the_devices_follow_the_events_of_the_kernel(
+    guest: Guest, agent: Agent, leave: Callable[[Guest], None]
+) -> None:
     seen, events = len(agent.log.entries()), len(interface_events(guest, "add"))
     plug(guest)
     entry = agent.log.wait_for(added, within_s=SLOT_TIMEOUT_S, after=seen)
@@ -76,13 +107,17 @@ def test_the_devices_follow_the_events_of_the_kernel(guest: Guest, agent: Agent)
     assert follows(guest, "add", events, entry)
 
     seen, events = len(agent.log.entries()), len(interface_events(guest, "remove"))
-    unplug(guest)
+    leave(guest)
     entry = agent.log.wait_for(removed, within_s=SLOT_TIMEOUT_S, after=seen)
     assert entry["removed"] == [name]
     assert follows(guest, "remove", events, entry)
 
 
-@pytest.mark.parametrize(("leave", "come_back"), [(unplug, plug), (remove, find_again)], ids=["slot", "kernel"])
+@pytest.mark.parametrize(
+    ("leave", "come_back"),
+    [(unplug, plug), (pull_out, plug), (remove, find_again)],
+    ids=["slot", "surprise", "kernel"],
+)
 def test_a_held_device_that_leaves_is_unhealthy_and_recovers(
     guest: Guest,
     agent: Agent,

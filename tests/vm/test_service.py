@@ -1,4 +1,4 @@
-"""The installed service under systemd as the guest's init: sandbox, reload, watchdog, power loss, power button.
+"""The installed service under systemd as the guest's init: sandbox, reload, watchdog, power loss, reboot, power button.
 
 The tests follow each other: the last one switches the guest off.
 """
@@ -6,7 +6,7 @@ The tests follow each other: the last one switches the guest off.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -83,15 +83,42 @@ def test_a_frozen_agent_is_started_again_and_keeps_the_device_of_a_claim(service
     service.wait_until_prepared("held")
 
 
-def test_a_claim_is_prepared_again_after_a_power_loss(service: Service, nic: str) -> None:
-    """The kernel forgot the driver, and /run is empty."""
-    assert driver_of(service, nic) == "vfio-pci"
+def lose_power(service: Service) -> None:
+    """Restart the guest without a word to its programs."""
     service.guest.monitor("system_reset")
     service.guest.wait_for_boot()
+
+
+def reboot(service: Service) -> None:
+    """Restart the guest in order: claims are released before it goes down."""
+    seen = len(service.log.entries())
+    service.guest.run("systemctl reboot")
+    service.guest.wait_for_boot()
+    check_released(service, seen)
+
+
+def check_released(service: Service, seen: int) -> None:
+    """Check that claims were released for a shutdown, in the log from that position."""
+    messages = {entry["message"] for entry in service.log.entries()[seen:]}
+    assert {"claim released, it waits again", "every claim is released: the shutdown need not wait"} <= messages
+
+
+@pytest.mark.parametrize("restart", [lose_power, reboot], ids=["power loss", "reboot"])
+def test_a_claim_holds_its_device_again_after_a_restart(
+    service: Service, nic: str, restart: Callable[[Service], None]
+) -> None:
+    """The kernel forgot the driver, and /run is empty."""
+
+    def held() -> tuple[str, str]:
+        return service.guest.run("dra-agent claim holders -o cdi"), service.guest.run("cat /run/cdi/*.json")
+
+    assert driver_of(service, nic) == "vfio-pci"
+    before = held()
+    restart(service)
     service.follow()
     service.wait_until_prepared("held")
     assert driver_of(service, nic) == "vfio-pci"
-    assert "vfio" in service.guest.run("cat /run/cdi/*.json")
+    assert held() == before and "vfio" in before[1]
 
 
 def test_the_power_button_releases_claims_before_the_guest_is_off(service: Service, nic: str) -> None:
@@ -99,6 +126,4 @@ def test_the_power_button_releases_claims_before_the_guest_is_off(service: Servi
     seen = len(service.log.entries())
     service.guest.monitor("system_powerdown")
     service.guest.wait_for_end(POWER_OFF_TIMEOUT_S)
-    messages = [entry["message"] for entry in service.log.entries()[seen:]]
-    assert "claim released, it waits again" in messages
-    assert "every claim is released: the shutdown need not wait" in messages
+    check_released(service, seen)
