@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 15.0
 """Maximum seconds for the process, with its start on a loaded host; with RETURN_TIMEOUT_S less than the hook has."""
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _HELD_STATES = ("TESTING", "DORMANT")
 """States that IFLA_OPERSTATE can set, and that remain until the carrier changes."""
 
@@ -140,14 +139,6 @@ def query(request: Request) -> NetResult:
     return netlink.query_subprocess(
         "dra_agent.device_setup.rtnetlink", NetResult, TIMEOUT_S, hint=hint, stdin=data, files=files
     )
-
-
-def boot_id() -> str:
-    """Return the ID of the current boot; "" without /proc."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 def move(request: MoveRequest) -> NetResult:
