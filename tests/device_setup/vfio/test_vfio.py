@@ -528,7 +528,7 @@ def test_an_agent_that_dies_anywhere_is_undone_or_finished_by_the_next(bench: Be
     bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute())
     binding = deaths(bench, lambda: bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute()))
     release = deaths(bench, lambda: bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute()))
-    assert (binding, release) == (8, 8)
+    assert (binding, release) == (10, 10)
     assert (bench.driver(FPGA), bench.override(FPGA)) == original
     for point in range(binding):
         where = die(bench, point, lambda: bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute()))
