@@ -23,6 +23,7 @@ from dra_agent.device_setup.link import Link
 from dra_agent.device_setup.net.interfaces import Interfaces, shown
 from dra_agent.device_setup.net.mover import TASK, InterfaceMover
 from dra_agent.device_setup.net.parameters import MAX_STATE_BYTES, InterfaceConfig, NicConfig, OriginalInterface
+from dra_agent.device_setup.open_files import DeviceNode, class_node, require_unused
 from dra_agent.device_setup.state_files import StateFiles
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
@@ -121,7 +122,7 @@ class NicSetup:
             return SetupOutcome(record, edits)
         for item in devices:
             with self._locks.hold([item.device.name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
-                original = self._original(uid, item, desired)
+                original = self._original(uid, item, desired, deadline)
                 record[item.key] = original.ifname
                 present = self.interfaces.of(original.address)
                 if desired.name is None and desired.mtu is not None and original.ifname in (present or ()):
@@ -152,7 +153,7 @@ class NicSetup:
         """Return the names of the devices whose interfaces the claim has."""
         return [name for name, original in self._originals.all().items() if original.uid == uid]
 
-    def _original(self, uid: str, item: SetupDevice, desired: InterfaceConfig) -> OriginalInterface:
+    def _original(self, uid: str, item: SetupDevice, desired: InterfaceConfig, deadline: Deadline) -> OriginalInterface:
         device = item.device.name
         original = self._originals.read(device)
         # After a restart of the host the interface is as the host configures it.
@@ -167,6 +168,9 @@ class NicSetup:
             missing = "its interface" if not ifname else f"its interface {ifname}"
             raise RetryableError(f"{missing} is not on the host", where=f"device {device}", hint="the agent retries")
         refuse_use(self._network, [ifname], item.device, f"device {device}", "interface: ")
+        if desired.name is not None:
+            # The kernel removes the GIDs of an interface that leaves the host, also those that a process uses.
+            require_unused(self._host, _verbs(self._host, item.device), f"device {device}", deadline, "interface.name")
         if desired.name is None and desired.mtu is not None and desired.mtu < _IPV6_MIN_MTU:
             use = self._network.present_use(ifname, f"device {device}")
             if use is not None:
@@ -337,6 +341,11 @@ class NicSetup:
                     hint="stop the processes in its network namespace (`lsns -t net`)",
                 )
             time.sleep(_POLL_INTERVAL_S)
+
+
+def _verbs(host: Host, device: Device) -> list[DeviceNode]:
+    paths = [node.path for node in device.nodes if node.role == "uverbs"]
+    return [class_node(host, "infiniband_verbs", path.rpartition("/")[2], path) for path in paths]
 
 
 def _unsupported_mtu(device: str, ifname: str, mtu: int, reason: str) -> PermanentError:
