@@ -216,6 +216,12 @@ class NicSetup:
             return None
         interface = rtnetlink.HostInterface(self.interfaces.index(ifname), hardware)
         found = rtnetlink.query(rtnetlink.Describe(interface, ifname, os.fspath(self.interfaces.folder)))
+        if found.refused:
+            raise RetryableError(
+                f"interface.name: {ifname}: {found.refused}",
+                where=f"device {device}",
+                hint="remove some of them, or request another device; the agent retries",
+            )
         if found.link is None:
             # What is not recorded cannot be compared when it returns.
             raise RetryableError(
