@@ -198,7 +198,7 @@ def test_the_mode_is_not_read_while_a_driver_hangs(bench: Bench) -> None:
     with pytest.raises(RetryableError, match="has not returned"):
         given(setup, "uid-1", item)
     unread(bench.host, FIRST)
-    with pytest.raises(RetryableError, match="has not returned from a write to current_compute_partition"):
+    with pytest.raises(RetryableError, match="a write to current_compute_partition has not returned"):
         given(setup, "uid-1", item)
     assert collector.collect(scan(bench.host)) == before
     assert not was_read(bench.host, FIRST), "a read of the mode waits for the driver that is changing it"
