@@ -30,6 +30,16 @@ class Host:
     state: Path | None = None
     """Where agents of the host record their changes to its hardware; None: they have made none."""
 
+    def boot_id(self) -> str:
+        """Return the ID of the host's current boot, or "unknown"."""
+        # A simulated host is of the same boot as this machine.
+        for proc in (self.proc, Path("/proc")):
+            try:
+                return (proc / "sys/kernel/random/boot_id").read_text().strip()
+            except OSError:
+                continue
+        return "unknown"
+
     @property
     def nvml(self) -> Path | DriverRoot | None:
         """Where NVML is loaded from: below the driver root, from a file, or as the dynamic loader finds it."""

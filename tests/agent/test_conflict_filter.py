@@ -108,7 +108,7 @@ def test_devices_of_another_manager_are_not_published_but_reported(
         event["note"] == f"{manager} advertises 1 device of this node too, which is not published by dra-agent: {GPU}"
     )
     # A thread writes the conflicts for other processes; nothing waits for it.
-    eventually(lambda: manager in load_conflicts(state).conflicts.by_manager(), agent.log_text)
+    eventually(lambda: manager in load_conflicts(state).conflicts.managers.values(), agent.log_text)
     assert f'dra_agent_second_manager_devices{{manager="{manager}"}} 1.0' in agent.get("/metrics")[1]
     output = devices_command(state)
     assert GPU not in output.stdout and f"not published (other-manager): {GPU}: {manager}" in output.stderr

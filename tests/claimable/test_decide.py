@@ -91,8 +91,12 @@ GPUS: list[tuple[str, PciFunction, str | None]] = [
     ("Intel's variant of it", function(GPU, INTEL, "xe-vfio-pci", physfn=PHYSICAL), None),
     ("Thor's GPU on Tegra's driver", function(GPU, NVIDIA, "nvgpu"), "unsupported-platform"),
     ("amdgpu", function(GPU, AMD, "amdgpu", drm=rendering(), kfd=1), None),
-    ("amdgpu without a DRM node", function(GPU, AMD, "amdgpu", kfd=1), "half-made"),
-    ("amdgpu without a render node", function(GPU, AMD, "amdgpu", kfd=1, drm=rendering(render=None)), "half-made"),
+    ("amdgpu without a DRM node", function(GPU, AMD, "amdgpu", kfd=1), "incomplete-nodes"),
+    (
+        "amdgpu without a render node",
+        function(GPU, AMD, "amdgpu", kfd=1, drm=rendering(render=None)),
+        "incomplete-nodes",
+    ),
     ("amdgpu that failed to start", function(GPU, AMD, "amdgpu"), "no-node"),
     ("radeon", function(GPU, AMD, "radeon", drm=rendering()), "unusable-driver"),
     ("AMD's host driver of virtual machines", function(GPU, AMD, "gim"), "virtualized"),
@@ -278,9 +282,9 @@ def test_nodes_of_an_unknown_gpu_are_enough() -> None:
     [function(GPU, "0x9999", "metax", drm=rendering()), function(ACCELERATOR, "0x1d94", "hydcu", drm=rendering())],
     ids=["gpu", "accelerator"],
 )
-def test_a_device_without_the_node_that_all_of_its_vendor_share_is_half_made(given: PciFunction) -> None:
+def test_a_device_without_the_node_that_all_of_its_vendor_share_has_incomplete_nodes(given: PciFunction) -> None:
     found = refusal(given, HostFacts(nodes={ADDRESS: DriverNodes(missing=("mxcd",))}))
-    assert found is not None and found.code == "half-made" and "/dev/mxcd" in found.reason
+    assert found is not None and found.code == "incomplete-nodes" and "/dev/mxcd" in found.reason
     assert refusal(given, HostFacts(nodes={PHYSICAL: DriverNodes(missing=("mxcd",))})) is None
 
 

@@ -99,7 +99,7 @@ def test_hung_unbind_blocks_only_its_claim_also_after_restart(
         assert during < MAX_SLOWDOWN * before * agent.node.api.slowdown(), (
             f"another GPU's pod: {before:.1f} s before, {during:.1f} s during the hang"
         )
-        message = "the kernel has not returned from a write to unbind"
+        message = "a write to unbind has not returned"
         until(
             lambda: any(message in event for event in namespace.events("machine")),
             "the pod's events name the hung write",

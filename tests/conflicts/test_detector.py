@@ -152,7 +152,7 @@ def test_another_agent_of_the_host_is_named(fake_api: FakeApi, run_detector: Run
     fake_api.put("resourceslices", foreign(driver="second.example.com"))
 
     async def scenario(detector: ConflictDetector, reported: list[DeviceConflicts], devices: list[Device]) -> None:
-        (manager,) = detector.conflicts.by_manager()
+        (manager,) = set(detector.conflicts.managers.values())
         assert manager == "driver second.example.com (dra-agent of this host, state directory /var/lib/second)"
 
     run_detector(scenario, agents={"second.example.com": "/var/lib/second"})
@@ -183,7 +183,7 @@ def test_a_new_device_is_checked_against_the_last_observation(fake_api: FakeApi,
         requests_before = len(fake_api.requests)
         devices.append(Device("gpu-9", "gpu", "nvidia", "0000:99:00.0", attributes={}))
         detector.devices_changed()
-        assert detector.conflicts.by_manager() == {"device plugin nvidia.com/gpu": ["gpu-0", "gpu-9"]}
+        assert detector.conflicts.groups() == [("device plugin nvidia.com/gpu", ["gpu-0", "gpu-9"], "")]
         assert len(fake_api.requests) == requests_before
 
     run_detector(scenario)
@@ -278,7 +278,7 @@ def test_slices_of_the_node_are_judged_where_shared_ones_cannot_be_read(
         assert not any(request.query.get("fieldSelector") == "spec.nodeName=" for request in watches())
         fake_api.faults.lift(refused)
         fake_api.put("resourceslices", shared(allNodes=True, driver="a.example.com"))
-        await eventually_async(lambda: "driver a.example.com" in detector.conflicts.by_manager())
+        await eventually_async(lambda: "driver a.example.com" in detector.conflicts.managers.values())
 
     run_detector(scenario, patience=DEADLINE_S)
 

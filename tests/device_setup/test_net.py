@@ -25,7 +25,7 @@ from dra_agent.device_setup.net.interfaces import Interfaces
 from dra_agent.device_setup.rtnetlink import TIMEOUT_S as QUERY_TIMEOUT_S
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.model import Device
+from dra_agent.inventory.model import Device, DeviceNode
 from dra_agent.prepare.config import ConfigurationError, decode
 from dra_agent.prepare.setup import API_VERSION, DeviceSetup, SetupDevice, UnsuitableError
 
@@ -309,6 +309,32 @@ def test_an_mtu_that_would_remove_the_hosts_addresses_is_refused(tree: Tree) -> 
         tree.agent().set_up("a", given(allowed), want(mtu=1279), None, a_minute())
     assert tree.shown("ens1") == (1500, True) and tree.agent().noted("a") == []
     tree.agent().set_up("a", given(allowed), want(mtu=1280), None, a_minute())
+
+
+def test_an_interface_whose_rdma_device_a_process_has_open_is_not_moved(tree: Tree) -> None:
+    """The kernel removes the GIDs of an interface that leaves the host, and the process uses them."""
+    name = "nic-0000-31-00-0"
+    verbs = tree.host.dev_path("/dev/infiniband/uverbs3")
+    verbs.parent.mkdir(parents=True)
+    verbs.touch()
+    process = tree.host.proc / "4711"
+    (process / "fd").mkdir(parents=True)
+    (process / "comm").write_text("storage\n")
+    (process / "fd/3").symlink_to(verbs)
+    device = msgspec.structs.replace(nic(name), nodes=(DeviceNode("/dev/infiniband/uverbs3", str(verbs), "uverbs"),))
+    agent = tree.agent()
+    agent.set_up("a", given(device), want(mtu=9000), None, a_minute())
+    agent.tear_down("a", [name], None, a_minute())
+    with pytest.raises(
+        RetryableError, match=r"^device .*: interface.name: storage \(process 4711\) has /dev/infiniband/uverbs3 open"
+    ):
+        agent.set_up("a", given(device), want(name="net1"), None, a_minute())
+    assert agent.noted("a") == []
+    (process / "fd/3").unlink()
+    outcome = agent.set_up("a", given(device), want(name="net1"), None, a_minute())
+    # From here on it is a container of the claim itself that has it open.
+    (process / "fd/3").symlink_to(verbs)
+    assert agent.set_up("a", given(device), want(name="net1"), outcome.record, a_minute()) == outcome
 
 
 def test_a_claim_without_changes_does_not_ask_for_the_hosts_use(tree: Tree) -> None:

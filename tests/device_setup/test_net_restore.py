@@ -408,6 +408,26 @@ def test_addresses_come_back_with_their_settings_and_routes(the_nic: Nic, pod: i
     assert state() == before
 
 
+@pytest.mark.parametrize(
+    ("command", "what"), [("route add {} dev {} table 7321", "routes"), ("address add {} dev {}", "addresses")]
+)
+def test_an_interface_with_more_than_can_be_restored_is_not_prepared(
+    the_nic: Nic, tmp_path: Path, command: str, what: str
+) -> None:
+    """Each one would be read back and added again while the release of the claim waits."""
+    ip("address", "flush", "dev", the_nic.name)
+    batch = tmp_path / "batch"
+    hosts = [f"198.18.{number >> 8}.{number & 255}/32" for number in range(1025)]
+    batch.write_text("".join(f"{command.format(one, the_nic.name)}\n" for one in hosts))
+    ip("-batch", str(batch))
+    refusal = f"^device nic-0: interface.name: {the_nic.name}: it has 1,025 {what}, and at most 1,024 can be restored"
+    with pytest.raises(RetryableError, match=refusal):
+        the_nic.prepare(name=IN_POD)
+    assert not (the_nic.root / "state/net/nic-0.json").exists()
+    ip(*command.format(hosts[0], the_nic.name).replace(" add ", " delete ").split())
+    the_nic.prepare(name=IN_POD)
+
+
 def test_an_mtu_is_that_of_the_pod_only(the_nic: Nic, pod: int) -> None:
     outcome = the_nic.prepare(name=IN_POD, mtu=1400)
     assert described(os.getpid(), the_nic.name)["mtu"] == 1500

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dra_agent.device_setup import steering
+from dra_agent.device_setup.link import TooManyError
 
 
 class FlowSpec(ctypes.Structure):
@@ -108,6 +109,14 @@ def test_a_rule_that_cannot_be_deleted_is_reported(driver: Driver) -> None:
     assert steering.read(INDEX) == {}
     driver.rules, driver.fixed = {5: 1}, {5}
     assert steering.restore(INDEX, {}) == ([], ["steering rules (`ethtool -n`): 5, not as before (none)"])
+
+
+def test_more_rules_than_a_record_has_are_neither_recorded_nor_ignored(driver: Driver) -> None:
+    driver.rules = dict.fromkeys(range(4097), 1)
+    with pytest.raises(TooManyError, match="it has 4,097 steering rules, and at most 4,096 can be restored"):
+        steering.read(INDEX)
+    changed, (differing,) = steering.restore(INDEX, {})
+    assert changed == [] and differing.startswith("steering rules (`ethtool -n`): it has 4,097 steering rules")
 
 
 def test_a_driver_without_rules() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
-from dra_agent.device_setup.sysfs_writer import TimedWriter
+from dra_agent.device_setup.sysfs_writer import RealSysfsWriter, TimedWriter
 from dra_agent.errors import RetryableError
 from eventually import eventually
 
@@ -30,12 +31,20 @@ class Kernel:
         return path
 
 
+def accepts(writer: TimedWriter) -> bool:
+    try:
+        writer.check(HUNG)
+    except RetryableError:
+        return False
+    return True
+
+
 def test_no_access_follows_one_that_is_pending() -> None:
     kernel = Kernel()
     writer = TimedWriter(kernel, deadline=0.01)
     unbind, override = f"devices/{HUNG}/driver/unbind", f"devices/{HUNG}/driver_override"
     try:
-        with pytest.raises(RetryableError, match="has not returned from a write to unbind"):
+        with pytest.raises(RetryableError, match="a write to unbind has not returned"):
             writer.write(HUNG, unbind, HUNG)
         # The kernel holds the lock of the device: another thread would wait for it as well.
         for access in (
@@ -43,22 +52,33 @@ def test_no_access_follows_one_that_is_pending() -> None:
             lambda: writer.write(HUNG, override, ""),
             lambda: writer.check(HUNG),
         ):
-            with pytest.raises(RetryableError, match="has not returned from a write to unbind"):
+            with pytest.raises(RetryableError, match="a write to unbind has not returned"):
                 access()
         assert kernel.accesses == [unbind]
     finally:
         kernel.released.set()
-
-    def is_accepted() -> bool:
-        try:
-            writer.check(HUNG)
-        except RetryableError:
-            return False
-        return True
-
-    eventually(is_accepted)
+    eventually(lambda: accepts(writer))
     patient = TimedWriter(kernel)
     assert patient.read(HUNG, override) == override
+
+
+def test_a_process_that_is_slow_to_start_is_not_reported_as_a_driver_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent sees only that its child has not ended."""
+    end = tmp_path / "end"
+    slow = f"until [ -e {end} ]; do sleep 0.01; done"
+    monkeypatch.setattr("dra_agent.child.command", lambda *arguments: ["/bin/sh", "-c", slow])
+    writer = TimedWriter(RealSysfsWriter(tmp_path), deadline=0.01)
+    try:
+        with pytest.raises(RetryableError) as refused:
+            writer.write(HUNG, f"devices/{HUNG}/driver/unbind", HUNG)
+    finally:
+        end.touch()
+        eventually(lambda: accepts(writer))
+    message = str(refused.value)
+    assert "the kernel has not" not in message and "its driver waits" not in message
+    assert "a write to unbind has not returned" in message and "or the host is too busy" in message
 
 
 def test_another_device_is_accessed_meanwhile() -> None:

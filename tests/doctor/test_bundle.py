@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from dra_agent.agent.device_state import boot_id
 from dra_agent.cli.main import main
 from dra_agent.doctor.bundle import Bundle, Document, Redactor, Text, write_archive
 from dra_agent.doctor.bundle.directory import MAX_FILE_BYTES, read_directory
+from dra_agent.host import Host
 from dra_agent.metrics.http_server import HttpServer
 from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
 from eventually import eventually
@@ -240,7 +240,7 @@ def test_a_bundle_of_a_running_agent(place: Path) -> None:
 
 def test_the_ledger_of_a_bundle_names_the_claims_of_an_earlier_boot(place: Path) -> None:
     (place / "state").mkdir()
-    for uid, boot in (("before", "another boot"), ("now", boot_id())):
+    for uid, boot in (("before", "another boot"), ("now", Host().boot_id())):
         with JournalLedger(place / "state", boot) as ledger:
             ledger.start(LedgerEntry(uid, "team", uid, (HeldDevice("node/gpu", f"gpu-{uid}", "gpu"),)), durable=True)
     assert main(["doctor", *flags(place, "cpu-only"), "--bundle", str(place / "bundle.tgz")]) == 0

@@ -18,7 +18,7 @@ from dra_agent.topology import scan
 from dra_simulate import build_machine
 from dra_simulate.kernel import SimulatedKernel
 from eventually import DEADLINE_S
-from inventory.half_made import half_made
+from inventory.incomplete_nodes import incomplete_nodes
 from inventory.test_amd_modes import DIVISIBLE, machine
 
 FIRST, SECOND = "0000:11:00.0", "0000:12:00.0"
@@ -255,20 +255,22 @@ def test_numbers_and_generation_change_as_in_the_kernel(bench: Bench) -> None:
 
 def test_a_gpu_in_a_mode_of_which_a_part_is_there_is_not_offered_as_a_whole(bench: Bench) -> None:
     bench.divide("CPX")
-    with half_made(bench.host, FIRST, left=1):
+    with incomplete_nodes(bench.host, FIRST, left=1):
         assert [device.attributes["type"].value for device in of(bench.collect(), FIRST)] == ["partition"]
-    with half_made(bench.host, FIRST, left=0):
+    with incomplete_nodes(bench.host, FIRST, left=0):
         found = bench.collect()
-        assert of(found, FIRST) == [] and [one.code for one in found.excluded] == ["half-made"]
+        assert of(found, FIRST) == [] and [one.code for one in found.excluded] == ["incomplete-nodes"]
         assert bench.collector.lost_event_stream(), "it is scanned again soon"
     assert len(of(bench.collect(), FIRST)) == 8
     assert not bench.collector.lost_event_stream()
 
 
-def test_a_gpu_that_stays_half_made_is_not_scanned_ever_faster(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_whose_nodes_stay_incomplete_is_not_scanned_ever_faster(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dra_agent.inventory.amd.backend.SETTLE_TIMEOUT_S", 0.0)
     bench.divide("DPX")
-    with half_made(bench.host, FIRST, left=1):
+    with incomplete_nodes(bench.host, FIRST, left=1):
         assert of(bench.collect(), FIRST) == []
         assert not bench.collector.lost_event_stream(), "the next periodic scan is soon enough"
     assert len(of(bench.collect(), FIRST)) == 2

@@ -17,7 +17,7 @@ from dra_agent.topology import scan
 from dra_simulate import build_machine
 from dra_simulate.kernel import SimulatedKernel
 from eventually import DEADLINE_S
-from inventory.half_made import MODE, half_made, unread, was_read
+from inventory.incomplete_nodes import MODE, incomplete_nodes, unread, was_read
 from inventory.test_amd_modes import DIVISIBLE, machine
 
 FIRST, SECOND = "0000:11:00.0", "0000:12:00.0"
@@ -59,7 +59,7 @@ class Bench:
             if not of(inventory := self.collect(), FIRST):
                 return inventory, float(seconds)
             self.clock.pass_(1.0)
-        raise AssertionError("a GPU that stays half made is offered for ever")
+        raise AssertionError("a GPU whose nodes stay incomplete is offered for ever")
 
 
 def of(inventory: Inventory, address: str) -> list[str]:
@@ -79,7 +79,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 def test_a_gpu_that_is_partitioned_outside_is_described_as_before_until_it_is_complete(bench: Bench, left: int) -> None:
     before = bench.collect()
     bench.divide("CPX")
-    with half_made(bench.host, FIRST, left=left):
+    with incomplete_nodes(bench.host, FIRST, left=left):
         assert bench.collect() == before, "devices, counters and problems are those of before the change"
         assert bench.collector.lost_event_stream(), "and the next collection is due soon"
         assert not bench.collector.lost_event_stream(), "which is reported once"
@@ -100,10 +100,10 @@ def test_nodes_of_both_modes_change_no_counters_of_any_gpu(bench: Bench) -> None
     assert bench.collect() == before
 
 
-def test_one_that_stays_half_made_is_a_problem_and_offered_in_no_other_way(bench: Bench) -> None:
+def test_one_whose_nodes_stay_incomplete_is_a_problem_and_offered_in_no_other_way(bench: Bench) -> None:
     before = bench.collect()
     bench.divide("CPX")
-    with half_made(bench.host, FIRST, left=2):
+    with incomplete_nodes(bench.host, FIRST, left=2):
         found, offered = bench.collect_until_withdrawn()
         assert offered >= SETTLE_TIMEOUT_S
         assert len(found.devices) == PER_GPU, (
@@ -111,7 +111,7 @@ def test_one_that_stays_half_made_is_a_problem_and_offered_in_no_other_way(bench
         )
         (problem,) = found.problems
         assert problem.where == "gpu-0000-11-00-0" and "2 of its 8 dies" in problem.message
-        assert [(one.name, one.code) for one in found.excluded] == [("gpu-0000-11-00-0", "half-made")]
+        assert [(one.name, one.code) for one in found.excluded] == [("gpu-0000-11-00-0", "incomplete-nodes")]
         assert [one.name for one in found.counter_sets["gpu"]] == ["gpu-0000-12-00-0"]
     assert bench.collect() == before, "it is offered again once it is whole"
     assert before.excluded == ()
@@ -121,7 +121,7 @@ def test_a_gpu_that_the_agent_partitions_is_not_read_and_keeps_its_description(b
     before = bench.collect()
     bench.changes.begin(FIRST, LIMIT_S)
     bench.divide("CPX")
-    with half_made(bench.host, FIRST, left=2):
+    with incomplete_nodes(bench.host, FIRST, left=2):
         for address in (FIRST, SECOND):
             unread(bench.host, address)
         assert bench.collect() == before
@@ -138,7 +138,7 @@ def test_a_gpu_that_the_agent_partitions_is_not_read_and_keeps_its_description(b
 def test_a_change_of_the_agent_that_never_ends_is_a_problem_after_its_deadline(bench: Bench) -> None:
     bench.collect()
     bench.changes.begin(FIRST, 0.1)
-    with half_made(bench.host, FIRST, left=0):
+    with incomplete_nodes(bench.host, FIRST, left=0):
         unread(bench.host, FIRST)
         found, _ = bench.collect_until_withdrawn()
         assert len(of(found, SECOND)) == PER_GPU
@@ -146,7 +146,7 @@ def test_a_change_of_the_agent_that_never_ends_is_a_problem_after_its_deadline(b
         assert not was_read(bench.host, FIRST), "the driver does not answer yet: a read would hang"
 
 
-def test_a_gpu_that_is_half_made_when_the_agent_starts_is_waited_for(
+def test_a_gpu_whose_nodes_are_incomplete_when_the_agent_starts_is_waited_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_agent.inventory.amd.partitionable.SETTLE_TIMEOUT_S", LIMIT_S)
@@ -157,7 +157,7 @@ def test_a_gpu_that_is_half_made_when_the_agent_starts_is_waited_for(
     hidden, shown = threading.Event(), threading.Event()
 
     def driver() -> None:
-        with half_made(bench.host, FIRST, left=2):
+        with incomplete_nodes(bench.host, FIRST, left=2):
             (bench.host.sysfs / "bus/pci/devices" / FIRST / MODE).write_text("SPX\n")
             hidden.set()
             shown.wait(0.5)
@@ -174,21 +174,21 @@ def test_a_gpu_that_is_half_made_when_the_agent_starts_is_waited_for(
         later.close()
 
 
-def test_one_that_stays_half_made_from_the_start_is_not_offered(bench: Bench) -> None:
+def test_one_whose_nodes_stay_incomplete_from_the_start_is_not_offered(bench: Bench) -> None:
     bench.divide("CPX")
     (bench.host.sysfs / "bus/pci/devices" / FIRST / MODE).write_text("SPX\n")
     found = bench.collect()
     assert (of(found, FIRST), len(of(found, SECOND))) == ([], PER_GPU)
     (problem,) = found.problems
     assert "another mode than it is in" in problem.message
-    assert [one.code for one in found.excluded] == ["half-made"]
+    assert [one.code for one in found.excluded] == ["incomplete-nodes"]
     (bench.host.sysfs / "bus/pci/devices" / FIRST / MODE).write_text("CPX\n")
     assert len(of(bench.collect(), FIRST)) == PER_GPU
 
 
 def test_a_gpu_that_was_taken_out_is_not_kept(bench: Bench) -> None:
     bench.collect()
-    with half_made(bench.host, FIRST, left=0):
+    with incomplete_nodes(bench.host, FIRST, left=0):
         (bench.host.sysfs / "bus/pci/devices" / FIRST).unlink()
         found = bench.collect()
     assert (of(found, FIRST), len(of(found, SECOND))) == ([], PER_GPU)

@@ -36,7 +36,7 @@ def collect(host: Host, topology: Topology, bindings: VfioBindingStore | None = 
 
 
 FUNCTIONS: list[tuple[DeviceKind, str, str, dict[str, Any], str, Code]] = [
-    (GPU, "0x1002", "0x74a1", {"driver": "amdgpu", "kfd": 1}, "", "half-made"),
+    (GPU, "0x1002", "0x74a1", {"driver": "amdgpu", "kfd": 1}, "", "incomplete-nodes"),
     (GPU, "0x1002", "0x74a1", {"driver": "amdgpu", "drm": Drm("card0", "renderD128")}, "amd.backend", "unreadable"),
     (GPU, "0x8086", "0x56c0", {"driver": "i915", "drm": Drm("card0", "renderD128")}, "intel.backend", "unreadable"),
     (GPU, "0x10de", "0x2330", {"driver": "nvidia"}, "nvidia.backend", "unreadable"),
@@ -100,7 +100,7 @@ def test_a_partition_without_a_render_node_is_excluded(host: Host, write: Write,
     (device,) = backend.devices([gpu], [])
     assert device.identity["render"] == "renderD128"
     (excluded,) = backend.withheld()
-    assert (excluded.name, excluded.code) == ("gpu-0000-0c-00-0-dpx-1", "half-made")
+    assert (excluded.name, excluded.code) == ("gpu-0000-0c-00-0-dpx-1", "incomplete-nodes")
 
 
 def test_a_part_of_a_card_that_a_claim_has_is_excluded(

@@ -156,7 +156,7 @@ def test_nodes_that_all_devices_of_a_vendor_share_are_given(
 ) -> None:
     gpu = function(FIRST, kind, vendor, device, drm=Drm("card1", "renderD129"))
     found = collect(host, topology_of(gpu))
-    assert (published(found), codes(found)) == ({}, {FIRST: "half-made"})
+    assert (published(found), codes(found)) == ({}, {FIRST: "incomplete-nodes"})
     write(f"dev/{required}", "")
     own = ["/dev/dri/card1", "/dev/dri/renderD129"]
     assert published(collect(host, topology_of(gpu))) == {FIRST: [*own, f"/dev/{required}"]}
@@ -171,7 +171,7 @@ def test_a_moore_threads_gpu_needs_its_own_node(
     host: Host, write: Write, node: Callable[..., None], function: Make, topology_of: TopologyOf
 ) -> None:
     gpu = function(FIRST, GPU, "0x1ed5", "0x0222", driver="mtgpu", drm=Drm("card1", "renderD129"))
-    assert codes(collect(host, topology_of(gpu))) == {FIRST: "half-made"}
+    assert codes(collect(host, topology_of(gpu))) == {FIRST: "incomplete-nodes"}
     write("dev/mtgpu.0", "")
     assert codes(collect(host, topology_of(gpu))) == {FIRST: "node-unknown"}
     node(FIRST, "mtgpu", "mtgpu.0")

@@ -21,7 +21,7 @@ from dra_agent.agent import host_ownership
 from dra_agent.agent.about import describe
 from dra_agent.agent.closing import ClosingStack
 from dra_agent.agent.config import SIMULATED_CDI, Config
-from dra_agent.agent.device_state import DeviceState, boot_id
+from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.file_watch import FileWatch
 from dra_agent.agent.housekeeping import Housekeeping
 from dra_agent.agent.leadership import Leadership
@@ -190,7 +190,7 @@ class Agent:
             config.reclaim,
             _signal_sources(config.reclaim, host, mode),
             config.state_dir,
-            boot_id(host.proc),
+            host.boot_id(),
             notice_dir=config.notice_dir,
             keeps_notice=config.standalone,
             is_newest=self._is_newest,
@@ -203,7 +203,7 @@ class Agent:
         ledger = self._parts.ledger = await thread.run(
             "opening the ledger",
             60.0,
-            lambda: JournalLedger(config.state_dir, boot_id(host.proc), shared_as=shared_as),
+            lambda: JournalLedger(config.state_dir, host.boot_id(), shared_as=shared_as),
         )
         stack.callback(ledger.close)
         if instances is not None:
@@ -262,7 +262,7 @@ class Agent:
 
     def _monitor(self, host: Host) -> Monitor:
         config = self._config
-        return Monitor(config.health, config.driver_name, HealthStateFile(config.state_dir, boot_id(host.proc)))
+        return Monitor(config.health, config.driver_name, HealthStateFile(config.state_dir, host.boot_id()))
 
     def _setups(self, device_state: DeviceState, notices: NoticeDirectory) -> tuple[DeviceSetup, ...]:
         from dra_agent.agent.setup_registry import vendor_setups

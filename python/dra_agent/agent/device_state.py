@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -244,13 +243,3 @@ def _with_failure(device: Device, reason: str | None) -> Device:
         health_reason=device.health_reason or reason,
         issues=(*device.issues, ObservedIssue(SHARING_DOWN, reason)),
     )
-
-
-def boot_id(proc: Path = Path("/proc")) -> str:
-    """Return the boot id of the host, or "unknown"."""
-    for root in (proc, Path("/proc")):
-        try:
-            return (root / "sys/kernel/random/boot_id").read_text().strip()
-        except OSError:
-            continue
-    return "unknown"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dra_agent.agent.closing import ClosingStack
 from dra_agent.agent.config import Config, listen_address
-from dra_agent.agent.device_state import DeviceState, boot_id
+from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.liveness import LivenessMonitor
 from dra_agent.agent.parts import Parts
 from dra_agent.agent.readiness import Readiness
@@ -75,7 +75,7 @@ class Observability:
         sampler = Sampler(
             device_state.host,
             config.state_dir,
-            boot_id(device_state.host.proc),
+            device_state.host.boot_id(),
             config.telemetry.interval,
             inventory=lambda: device_state.inventory,
             xids=lambda: device_state.monitor.xids,

@@ -25,7 +25,7 @@ Code = Literal[
     "host-interface",
     "host-address",
     "unsupported-platform",
-    "half-made",
+    "incomplete-nodes",
     "unreadable",
     "partition",
     "passthrough",

@@ -221,7 +221,7 @@ def _of_gpu(function: PciFunction, facts: HostFacts) -> Refusal | None:
         return _nothing(function)
     if render is None and function.kfd is not None:
         return Refusal(
-            "half-made",
+            "incomplete-nodes",
             f"{function.driver} made a node for compute and no render node, and ROCm opens both",
             "check the kernel log (dmesg)",
         )
@@ -317,7 +317,7 @@ def _incomplete(function: PciFunction, facts: HostFacts) -> Refusal | None:
     if nodes.missing:
         named = ", ".join(f"/dev/{name}" for name in nodes.missing)
         return Refusal(
-            "half-made",
+            "incomplete-nodes",
             f"{function.driver} made no {named}, without which its vendor's libraries do not work",
             "check the kernel log (dmesg), and that all modules of its driver are loaded",
         )

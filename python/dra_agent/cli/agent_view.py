@@ -110,7 +110,6 @@ def by_address(shown: ShownHost) -> dict[str, list[str]] | None:
 
 def collected(shown: ShownHost, host: Host, topology: Topology) -> Inventory:
     """Return the inventory with the health of its devices, also of those that another manager advertises."""
-    from dra_agent.agent.device_state import boot_id
     from dra_agent.health.state_file import HealthStateFile
     from dra_agent.health.taints import apply_recorded
     from dra_agent.inventory.collector import collect
@@ -120,7 +119,7 @@ def collected(shown: ShownHost, host: Host, topology: Topology) -> Inventory:
     bindings = VfioBindingStore(shown.records)
     held = by_device(shown).claims
     inventory = collect(host, topology, config.inventory, driver=config.driver_name, bindings=bindings, held=held)
-    noted = HealthStateFile(shown.records, boot_id(host.proc)).read()
+    noted = HealthStateFile(shown.records, host.boot_id()).read()
     return apply_recorded(inventory, config.health, config.driver_name, noted)
 
 

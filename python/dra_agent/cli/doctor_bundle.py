@@ -210,11 +210,10 @@ def _claims(shown: ShownHost) -> Document:
 
 
 def _ledger(shown: ShownHost, host: Host) -> Document:
-    from dra_agent.agent.device_state import boot_id
     from dra_agent.doctor.bundle import Document, MissingPartError
     from dra_agent.prepare.ledger_reader import read_copy
 
-    read = read_copy(shown.config.state_dir, boot_id(host.proc))
+    read = read_copy(shown.config.state_dir, host.boot_id())
     if read is None:
         raise MissingPartError(f"there is no ledger in {shown.config.state_dir}")
     entries, report = read

@@ -65,13 +65,6 @@ class DeviceConflicts(msgspec.Struct, frozen=True, omit_defaults=True):
     def __bool__(self) -> bool:
         return bool(self.managers)
 
-    def by_manager(self) -> dict[str, list[str]]:
-        """Manager → names of the devices."""
-        found: dict[str, list[str]] = {}
-        for name, manager in sorted(self.managers.items()):
-            found.setdefault(manager, []).append(name)
-        return found
-
     def groups(self) -> list[ConflictGroup]:
         """Return the devices by manager, and by whether it advertises them or only may."""
         found: dict[tuple[str, str], list[str]] = {}

@@ -35,6 +35,13 @@ _BYTES = "\0"
 """Starts the text of a name that is not UTF-8. Names end at this character, so no other text has it."""
 
 
+class TooManyError(Exception):
+    """The interface has more of something than its record can have."""
+
+    def __init__(self, count: int, what: str, limit: int) -> None:
+        super().__init__(f"it has {count:,} {what}, and at most {limit:,} can be restored after a move")
+
+
 class Master(msgspec.Struct, frozen=True):
     """The bond, bridge or VRF that an interface is a port of."""
 

@@ -10,10 +10,16 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
 
 from dra_agent import netlink_dump
+from dra_agent.device_setup.link import TooManyError
 from dra_agent.device_setup.netlink_request import ROUTE, Connection, attribute, attributes
 
+MAX_ENTRIES = 1 << 10
+"""Maximum addresses, and maximum routes, that are recorded: the record of an interface is limited, and each one is
+added again while the release of a claim waits."""
 _TIMEOUT_S = 5.0
 _RTM_NEWADDR, _RTM_GETADDR, _RTM_NEWROUTE, _RTM_GETROUTE = 20, 22, 24, 26
 _CREATE = 0x200 | 0x400
@@ -32,19 +38,37 @@ _INDEX = struct.Struct("=I")
 
 
 def read(index: int) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-    """Return the addresses of an interface that do not expire, and its routes; OSError if they are not all."""
+    """Return the addresses of an interface that do not expire, and its routes.
+
+    Raises TooManyError, and OSError if the kernel does not return all.
+    """
     deadline = time.monotonic() + _TIMEOUT_S
 
-    def matching(is_wanted: Callable[[bytes, int], bool]) -> Callable[[Iterator[bytes]], tuple[bytes, ...]]:
-        return lambda messages: tuple(message for message in messages if is_wanted(message, index))
+    def matching(is_wanted: Callable[[bytes, int], bool]) -> Callable[[Iterator[bytes]], _Found]:
+        return lambda messages: _Found.of(message for message in messages if is_wanted(message, index))
 
     body = _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
     found = netlink_dump.dump(_RTM_GETADDR, body, matching(_is_own_address), deadline=deadline)
-    routes: tuple[bytes, ...] = ()
+    routes = _Found((), 0)
     for family in (socket.AF_INET, socket.AF_INET6):
         body = _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)
-        routes += netlink_dump.dump(_RTM_GETROUTE, body, matching(_is_own_route), deadline=deadline)
-    return found, routes
+        more = netlink_dump.dump(_RTM_GETROUTE, body, matching(_is_own_route), deadline=deadline)
+        routes = _Found(routes.kept + more.kept, routes.total + more.total)
+    for one, what in ((found, "addresses"), (routes, "routes")):
+        if one.total > MAX_ENTRIES:
+            raise TooManyError(one.total, what, MAX_ENTRIES)
+    return found.kept, routes.kept
+
+
+class _Found(NamedTuple):
+    kept: tuple[bytes, ...]
+    """At most the first MAX_ENTRIES."""
+    total: int
+
+    @classmethod
+    def of(cls, messages: Iterator[bytes]) -> _Found:
+        kept = tuple(islice(messages, MAX_ENTRIES))
+        return cls(kept, len(kept) + sum(1 for _ in messages))
 
 
 def restore(index: int, addresses: Sequence[bytes], routes: Sequence[bytes]) -> tuple[list[str], list[str]]:

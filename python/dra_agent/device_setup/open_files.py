@@ -1,4 +1,4 @@
-"""Processes that have device nodes open, from /proc: unbinding a driver would break them, or hang until they exit.
+"""Processes that have device nodes open, from /proc: a change would break them, or hang until they exit.
 
 A device is compared by its kind and number: a container has its own nodes, and any process can make another one. Only
 processes that are visible to the agent are found. If it does not see all processes of the host, cannot read the files
@@ -81,7 +81,7 @@ class _LateError(Exception):
 
 
 def require_unused(host: Host, nodes: Sequence[DeviceNode], where: str, deadline: Deadline, why: str = "") -> None:
-    """Reject a driver change while a process uses the device; RetryableError names the process, or why it is unknown.
+    """Reject a change while a process uses the device; RetryableError names the process, or why it is unknown.
 
     `why` starts the message: "it is in mode SPX and in use". It takes at most SEARCH_TIMEOUT_S, ends at the deadline,
     and takes a little more for the file that is read then.

@@ -28,6 +28,7 @@ from dra_agent.device_setup.link import (
     ETHERNET_CHARACTERS,
     FLAGS,
     Link,
+    TooManyError,
     alias_of,
     altnames_of,
     master_of,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 15.0
 """Maximum seconds for the process, with its start on a loaded host; with RETURN_TIMEOUT_S less than the hook has."""
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _HELD_STATES = ("TESTING", "DORMANT")
 """States that IFLA_OPERSTATE can set, and that remain until the carrier changes."""
 
@@ -119,7 +119,7 @@ class NetResult(msgspec.Struct, frozen=True, omit_defaults=True):
     state: Literal["moved", "there", "taken", "away"]
     """`taken`: another interface has the name there; `away`: it is neither on the host nor there."""
     refused: str = ""
-    """The step that the kernel rejected, and why; the interface stays where it was moved to."""
+    """The step that was rejected, and why; the interface stays where it was moved to."""
     changed: tuple[str, ...] = ()
     """Properties that were changed, as text."""
     differing: tuple[str, ...] = ()
@@ -140,14 +140,6 @@ def query(request: Request) -> NetResult:
     return netlink.query_subprocess(
         "dra_agent.device_setup.rtnetlink", NetResult, TIMEOUT_S, hint=hint, stdin=data, files=files
     )
-
-
-def boot_id() -> str:
-    """Return the ID of the current boot; "" without /proc."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 def move(request: MoveRequest) -> NetResult:
@@ -231,21 +223,24 @@ def describe(request: Describe) -> NetResult:
         from dra_agent.device_setup import bpf, steering  # use ctypes, which the agent's own process does not load
 
         index = int(found["index"])
-        link = Link(
-            request.interface.hardware_address,
-            int(found["flags"]) & FLAGS,
-            numbers_of(found),
-            alias_of(found),
-            tuple(altnames_of(found)),
-            tuple(xdp_of(found).values()),
-            bpf.tcx_programs(index),
-            master_of(found, links),
-            ethtool.read(index),
-            steering.read(index),
-            link_files.read(Path(request.folder) / request.name),
-            link_files.read_sysctls(request.name),
-            *link_addresses.read(index),
-        )
+        try:
+            link = Link(
+                request.interface.hardware_address,
+                int(found["flags"]) & FLAGS,
+                numbers_of(found),
+                alias_of(found),
+                tuple(altnames_of(found)),
+                tuple(xdp_of(found).values()),
+                bpf.tcx_programs(index),
+                master_of(found, links),
+                ethtool.read(index),
+                steering.read(index),
+                link_files.read(Path(request.folder) / request.name),
+                link_files.read_sysctls(request.name),
+                *link_addresses.read(index),
+            )
+        except TooManyError as error:
+            return NetResult("there", str(error))
         smallest, largest = (int(found.get_attr(name) or 0) for name in ("IFLA_MIN_MTU", "IFLA_MAX_MTU"))
     return NetResult("there", link=link, mtu_range=(smallest, largest))
 

@@ -48,11 +48,15 @@ class StateFiles(Generic[_T]):
         return {name: content for name in names if (content := self.read(name)) is not None}
 
     def write(self, name: str, content: _T) -> None:
-        """Write a file; durable on return. Raises RetryableError if the disk refuses it."""
+        """Write a file; durable on return. Raises RetryableError if it is too large, or the disk refuses it."""
         path = self.path(name)
+        data = msgspec.json.encode(content)
+        if len(data) > self._max_bytes:
+            message = f"cannot be written: {len(data):,} bytes, and at most {self._max_bytes:,} could be read again"
+            raise RetryableError(message, where=str(path), hint="request another device")
         try:
             self._folder.mkdir(mode=self._mode, parents=True, exist_ok=True)
-            atomic_file.write(path, msgspec.json.encode(content), durable=True)
+            atomic_file.write(path, data, durable=True)
         except OSError as error:
             raise _disk_error(path, "cannot be written", error) from error
 

@@ -13,6 +13,8 @@ import socket
 import struct
 from contextlib import suppress
 
+from dra_agent.device_setup.link import TooManyError
+
 _SIOCETHTOOL = 0x8946
 _COUNT, _RULE, _ALL, _DELETE = 0x2E, 0x2F, 0x30, 0x31
 """ETHTOOL_GRXCLSRLCNT, ETHTOOL_GRXCLSRULE, ETHTOOL_GRXCLSRLALL and ETHTOOL_SRXCLSRLDEL."""
@@ -24,11 +26,14 @@ MAX_RULES = 1 << 12
 
 
 def read(index: int) -> dict[int, str] | None:
-    """Return a digest of each rule by its location; None if the driver has no rules, or does not list them."""
+    """Return a digest of each rule by its location; None if the driver has no rules, or does not list them.
+
+    Raises TooManyError.
+    """
     try:
         count = _NUMBER.unpack_from(_ask(index, _COUNT), _COUNT_OFFSET)[0]
         if count > MAX_RULES:
-            return None
+            raise TooManyError(count, "steering rules", MAX_RULES)
         listed = _ask(index, _ALL, count=count, room=count) if count else bytes(_BYTES)
         found = min(_NUMBER.unpack_from(listed, _COUNT_OFFSET)[0], count)
         locations = struct.unpack_from(f"={found}I", listed, _LOCATIONS_OFFSET)
@@ -40,7 +45,10 @@ def read(index: int) -> dict[int, str] | None:
 def restore(index: int, before: dict[int, str]) -> tuple[list[str], list[str]]:
     """Delete other rules. Return those that were deleted, and what still differs, both as text."""
     changed: list[str] = []
-    now = read(index)
+    try:
+        now = read(index)
+    except TooManyError as error:
+        return [], [f"steering rules (`ethtool -n`): {error}"]
     if now is None:
         return [], ["steering rules (`ethtool -n`) cannot be read"]
     for location, rule in now.items():

@@ -132,10 +132,10 @@ class TimedWriter:
 def write_timeout_error(device: str, path: str, verb: str = "a write to") -> RetryableError:
     """Return the error for a pending access to an attribute of a device, by its path."""
     return RetryableError(
-        f"the kernel has not returned from {verb} {path.rpartition('/')[2]}: its driver waits for a process that "
-        "still has the device open",
+        f"{verb} {path.rpartition('/')[2]} has not returned: its driver may wait for a process that still has the "
+        "device open, or the host is too busy to run the process of the agent that makes the access",
         where=f"device {device}",
-        hint="stop the processes that use it (`fuser -v` on its nodes), and check the kernel log (dmesg)",
+        hint="stop the processes that use it (`fuser -v` on its nodes), and check the load and the kernel log (dmesg)",
     )
 
 

@@ -29,7 +29,7 @@ _SEVERITIES = {
     "no-driver": warning,
     "no-node": warning,
     "node-unknown": problem,
-    "half-made": problem,
+    "incomplete-nodes": problem,
     "unreadable": problem,
     "no-iommu-group": warning,
     "iommu-group": warning,

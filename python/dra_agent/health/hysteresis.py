@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
-from dra_agent.health.issues import HealthIssue, Severity
+from dra_agent.health.issues import SEEN_IN_SYSFS, HealthIssue, Severity
 from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.model import STARTING
 
@@ -76,14 +76,15 @@ class IssueTracker:
         """Record an observation of a device; return whether an issue started or changed.
 
         `first`: the first observation, so the start of issues is unknown. `blind`: earlier issues could
-        not be checked, and so are not over.
+        not be checked, and so are not over, except for those that need no driver.
         """
         changed = False
         shown = {cause.name: cause for cause in causes}
         for cause in shown.values():
             changed |= self._record(device, cause, now, None if first else now, happened=False)
         for active in self.of(device):
-            if active.cause.name not in shown and not active.happened and not blind:
+            is_covered = not blind or active.cause.name in SEEN_IN_SYSFS
+            if active.cause.name not in shown and not active.happened and is_covered:
                 active.away = True
         return changed
 

@@ -105,6 +105,9 @@ KNOWN_CAUSES = (
 )
 """Causes that can be named before they occur."""
 
+SEEN_IN_SYSFS = frozenset({HOST_USE, NOT_CLAIMABLE})
+"""Causes that every observation covers, also one without the device's driver."""
+
 
 def of_device(device: Device) -> list[HealthIssue]:
     """Return the issues of the last observation of a device."""

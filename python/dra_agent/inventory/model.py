@@ -49,7 +49,8 @@ HOST_USE = "host-use"
 RULE_ALLOWS = "rule"
 """The key of the identity of a NIC that a rule of inventory.host_interfaces permits although the host uses it."""
 NOT_CLAIMABLE = "not-claimable"
-"""The cause of a device that a claim holds and that would not be published otherwise, such as without its driver."""
+"""The cause of a device that a claim holds and that would not be published otherwise, such as without its driver or
+vfio-pci."""
 
 
 class DeviceNode(msgspec.Struct, frozen=True):

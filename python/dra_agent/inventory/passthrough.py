@@ -15,14 +15,16 @@ from pathlib import Path
 import msgspec
 
 from dra_agent import atomic_file
+from dra_agent._native import is_vfio_driver
 from dra_agent.diagnostic import Diagnostic
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.evaluation import Rule, RuleResult, RuleResults
-from dra_agent.inventory.model import Device, Exclusion
+from dra_agent.inventory.model import NOT_CLAIMABLE, Device, Exclusion, ObservedIssue
 from dra_agent.inventory.moved import MovedInterfaces
 from dra_agent.inventory.settings import PassthroughRule
+from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.json_decode import decode_json
 from dra_agent.processes.visibility import PERMISSION_HINT, hidden_processes_reason
 from dra_agent.topology.model import PciFunction, Topology
@@ -47,6 +49,8 @@ class VfioBinding(msgspec.Struct, frozen=True):
     """Its earlier `driver_override`; None: empty."""
     device: Device
     """As it was published."""
+    boot_id: str = ""
+    """The boot in which vfio-pci has it; "" until then, and from the moment at which its driver is restored."""
 
 
 class VfioBindingStore:
@@ -178,16 +182,34 @@ class Passthrough:
         self._rules = [Rule(f"passthrough[{number}].when", rule.when) for number, rule in enumerate(rules)]
         self._results = RuleResults(self._rules)
         self._bindings = bindings
+        self._boot_id = host.boot_id()
 
     def bound(self, problems: list[Diagnostic]) -> dict[str, Device]:
-        """Return the devices of claims, as published, by address."""
+        """Return the devices of claims, as published, by address; those that have lost vfio-pci are unhealthy."""
         if self._bindings is None:
             return {}
         try:
-            return {address: binding.device for address, binding in self._bindings.all().items()}
+            return {address: self._held(binding, self._bindings) for address, binding in self._bindings.all().items()}
         except AgentError as error:
             problems.append(Diagnostic(error.where or "passthrough", error.message, error.hint))
             return {}
+
+    def _held(self, binding: VfioBinding, bindings: VfioBindingStore) -> Device:
+        if binding.boot_id != self._boot_id:
+            return binding.device
+        # Read now: the scan may be older than the binding.
+        folder = self._host.sysfs / "bus/pci/devices" / binding.address
+        driver = SysfsDir(folder, []).link("driver")
+        # A variant driver of vfio serves the same node. A set-up that has begun to restore the driver has recorded it.
+        if (driver is not None and is_vfio_driver(driver)) or bindings.read(binding.address) != binding:
+            return binding.device
+        message = f"{driver or 'no driver'} has it, and its claim needs {DRIVER}"
+        return msgspec.structs.replace(
+            binding.device,
+            health="unhealthy",
+            health_reason=message,
+            issues=(ObservedIssue(NOT_CLAIMABLE, message),),
+        )
 
     def with_new_bindings(
         self, devices: Iterable[Device], bound: Collection[str], problems: list[Diagnostic]

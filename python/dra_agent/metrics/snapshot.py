@@ -125,7 +125,7 @@ def collect(
         problems=len(inventory.problems),
         health=health,
         excluded=Counter(one.code for one in published.excluded),
-        second_managers={manager: len(devices) for manager, devices in saved.conflicts.by_manager().items()},
+        second_managers=Counter(saved.conflicts.managers.values()),
         reclaim=None if reclaim is None else snapshot_of(reclaim),
     )
 

@@ -22,7 +22,7 @@ from dra_simulate.kernel import SimulatedKernel
 from dra_simulate.machine import Function
 from dra_simulate.roles.amd import LINUX_6_8, AmdGpu, AmdgpuDriver
 from eventually import DEADLINE_S
-from inventory.half_made import half_made, unread, was_read
+from inventory.incomplete_nodes import incomplete_nodes, unread, was_read
 from inventory.test_amd_kernels import EVERY_DRIVER
 from inventory.test_amd_modes import DIVISIBLE, machine
 
@@ -172,7 +172,7 @@ def test_a_scan_during_the_change_sees_the_previous_devices(bench: Bench) -> Non
 
         def write(self, path: str, text: str) -> None:
             bench.kernel.write(path, text)
-            with half_made(bench.host, FIRST, left=2):
+            with incomplete_nodes(bench.host, FIRST, left=2):
                 collected.append(collector.collect(scan(bench.host)))
 
         def read(self, path: str) -> str:
@@ -198,7 +198,7 @@ def test_the_mode_is_not_read_while_a_driver_hangs(bench: Bench) -> None:
     with pytest.raises(RetryableError, match="has not returned"):
         given(setup, "uid-1", item)
     unread(bench.host, FIRST)
-    with pytest.raises(RetryableError, match="has not returned from a write to current_compute_partition"):
+    with pytest.raises(RetryableError, match="a write to current_compute_partition has not returned"):
         given(setup, "uid-1", item)
     assert collector.collect(scan(bench.host)) == before
     assert not was_read(bench.host, FIRST), "a read of the mode waits for the driver that is changing it"

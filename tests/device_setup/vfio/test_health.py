@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
 from deadlines import a_minute
-from device_setup.vfio.bench import EVERYTHING, GPU, Bench, published
+from device_setup.vfio.bench import EVERYTHING, FPGA, GPU, Bench, Points, published
 from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.vfio import VfioConfig
 from dra_agent.health.monitor import Monitor
@@ -91,3 +96,88 @@ def test_one_failed_scan_before_a_claim_evicts_no_pod_and_ends_with_the_gpus_ret
     assert taints(1000) == suspected
     bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute())
     assert taints(1) == []
+
+
+def unbind(bench: Bench, address: str) -> None:
+    bench.kernel.write(f"bus/pci/devices/{address}/driver/unbind", address)
+
+
+def bind_its_own_driver(bench: Bench, address: str) -> None:
+    """What an administrator does with a device that seems to be idle."""
+    bench.kernel.write(f"bus/pci/devices/{address}/driver_override", "\n")
+    unbind(bench, address)
+    bench.kernel.write("bus/pci/drivers_probe", address)
+
+
+def judged(bench: Bench, monitor: Monitor, name: str) -> tuple[str, list[str], str | None]:
+    found = monitor.observe(bench.inventory()).device(name)
+    assert found is not None
+    return found.health, [taint.key for taint in found.taints], found.health_reason
+
+
+LOST = [
+    (unbind, "no driver has it, and its claim needs vfio-pci"),
+    (bind_its_own_driver, "dfl-pci has it, and its claim needs vfio-pci"),
+]
+
+
+@pytest.mark.parametrize(("lose", "reason"), LOST)
+def test_a_held_device_that_loses_vfio_pci_is_unhealthy_until_it_has_it_again(
+    bench: Bench, lose: Callable[[Bench, str], None], reason: str
+) -> None:
+    now = [1_000_000.0]
+    monitor = Monitor(HealthSettings(recovery_seconds=60), DRIVER, clock=lambda: now[0])
+    item, vfio = bench.device(FPGA), bench.vfio()
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    assert judged(bench, monitor, item.device.name) == ("healthy", [], None)
+    lose(bench, FPGA)
+    health, taints, said = judged(bench, monitor, item.device.name)
+    assert (health, taints) == ("unhealthy", [f"{DRIVER}/not-claimable"])
+    assert said is not None and reason in said
+    vfio.set_up("uid-1", [item], AUTO, outcome.record, a_minute())
+    now[0] += 30
+    assert judged(bench, monitor, item.device.name)[0] == "unhealthy", "it must stay away for recovery_seconds"
+    now[0] += 60
+    assert judged(bench, monitor, item.device.name) == ("healthy", [], None)
+
+
+def test_a_virtual_machine_keeps_a_device_with_a_driver_for_its_family(bench: Bench) -> None:
+    item = bench.device(FPGA)
+    bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
+    link = bench.host.sysfs / "bus/pci/devices" / FPGA / "driver"
+    link.unlink()
+    link.symlink_to("../../../../bus/pci/drivers/nvgrace_gpu_vfio_pci")
+    found = bench.inventory().device(item.device.name)
+    assert found is not None and found.issues == ()
+
+
+def test_a_device_on_its_way_to_or_from_vfio_pci_is_not_judged(bench: Bench) -> None:
+    """At every step of prepare and unprepare, as a scan at that moment sees it."""
+    item, seen = bench.device(FPGA), list[tuple[str, str]]()
+
+    class Watched(Points):
+        def __call__(self, name: str) -> None:
+            super().__call__(name)
+            found = bench.inventory().device(item.device.name)
+            assert found is not None
+            seen.append((name, found.health))
+
+    bench.points = Watched()
+    vfio = bench.vfio()
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
+    assert len(seen) > 10 and [name for name, health in seen if health == "unhealthy"] == []
+
+
+def test_a_device_is_not_judged_after_a_restart_of_the_host_until_its_claim_is_prepared_again(bench: Bench) -> None:
+    item, vfio = bench.device(FPGA), bench.vfio()
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    bind_its_own_driver(bench, FPGA)
+    (binding,) = bench.bindings.all().values()
+    bench.bindings.write(msgspec.structs.replace(binding, boot_id="11111111-2222-3333-4444-555555555555"))
+    found = bench.inventory().device(item.device.name)
+    assert found is not None and found.issues == ()
+    vfio.set_up("uid-1", [item], AUTO, outcome.record, a_minute())
+    unbind(bench, FPGA)
+    found = bench.inventory().device(item.device.name)
+    assert found is not None and [issue.cause for issue in found.issues] == ["not-claimable"]

@@ -23,6 +23,7 @@ from dra_agent.device_setup.link import Link
 from dra_agent.device_setup.net.interfaces import Interfaces, shown
 from dra_agent.device_setup.net.mover import TASK, InterfaceMover
 from dra_agent.device_setup.net.parameters import MAX_STATE_BYTES, InterfaceConfig, NicConfig, OriginalInterface
+from dra_agent.device_setup.open_files import DeviceNode, class_node, require_unused
 from dra_agent.device_setup.state_files import StateFiles
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
@@ -121,7 +122,7 @@ class NicSetup:
             return SetupOutcome(record, edits)
         for item in devices:
             with self._locks.hold([item.device.name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
-                original = self._original(uid, item, desired)
+                original = self._original(uid, item, desired, deadline)
                 record[item.key] = original.ifname
                 present = self.interfaces.of(original.address)
                 if desired.name is None and desired.mtu is not None and original.ifname in (present or ()):
@@ -152,11 +153,11 @@ class NicSetup:
         """Return the names of the devices whose interfaces the claim has."""
         return [name for name, original in self._originals.all().items() if original.uid == uid]
 
-    def _original(self, uid: str, item: SetupDevice, desired: InterfaceConfig) -> OriginalInterface:
+    def _original(self, uid: str, item: SetupDevice, desired: InterfaceConfig, deadline: Deadline) -> OriginalInterface:
         device = item.device.name
         original = self._originals.read(device)
         # After a restart of the host the interface is as the host configures it.
-        if original is not None and original.uid == uid and original.boot_id in ("", rtnetlink.boot_id()):
+        if original is not None and original.uid == uid and original.boot_id in ("", self._host.boot_id()):
             if original.interface != desired:  # recorded by an agent that saved less
                 original = msgspec.structs.replace(original, interface=desired)
                 self._originals.write(device, original)
@@ -167,6 +168,9 @@ class NicSetup:
             missing = "its interface" if not ifname else f"its interface {ifname}"
             raise RetryableError(f"{missing} is not on the host", where=f"device {device}", hint="the agent retries")
         refuse_use(self._network, [ifname], item.device, f"device {device}", "interface: ")
+        if desired.name is not None:
+            # The kernel removes the GIDs of an interface that leaves the host, also those that a process uses.
+            require_unused(self._host, _verbs(self._host, item.device), f"device {device}", deadline, "interface.name")
         if desired.name is None and desired.mtu is not None and desired.mtu < _IPV6_MIN_MTU:
             use = self._network.present_use(ifname, f"device {device}")
             if use is not None:
@@ -198,7 +202,7 @@ class NicSetup:
             described,
             desired,
             may_have_address=may_have_address(item.device),
-            boot_id=rtnetlink.boot_id(),
+            boot_id=self._host.boot_id(),
         )
         self._originals.write(device, original)
         return original
@@ -212,6 +216,12 @@ class NicSetup:
             return None
         interface = rtnetlink.HostInterface(self.interfaces.index(ifname), hardware)
         found = rtnetlink.query(rtnetlink.Describe(interface, ifname, os.fspath(self.interfaces.folder)))
+        if found.refused:
+            raise RetryableError(
+                f"interface.name: {ifname}: {found.refused}",
+                where=f"device {device}",
+                hint="remove some of them, or request another device; the agent retries",
+            )
         if found.link is None:
             # What is not recorded cannot be compared when it returns.
             raise RetryableError(
@@ -241,7 +251,7 @@ class NicSetup:
 
     def _restore(self, device: str, original: OriginalInterface, deadline: Deadline) -> None:
         """Undo what the claim and its containers changed; RetryableError if a part remains, on every retry."""
-        if original.boot_id not in ("", rtnetlink.boot_id()):
+        if original.boot_id not in ("", self._host.boot_id()):
             return  # since the restart of the host it has what the host configures
         name = original.ifname
         differing: tuple[str, ...] = ()
@@ -337,6 +347,11 @@ class NicSetup:
                     hint="stop the processes in its network namespace (`lsns -t net`)",
                 )
             time.sleep(_POLL_INTERVAL_S)
+
+
+def _verbs(host: Host, device: Device) -> list[DeviceNode]:
+    paths = [node.path for node in device.nodes if node.role == "uverbs"]
+    return [class_node(host, "infiniband_verbs", path.rpartition("/")[2], path) for path in paths]
 
 
 def _unsupported_mtu(device: str, ifname: str, mtu: int, reason: str) -> PermanentError:

@@ -216,12 +216,16 @@ class VfioSetup:
                 require_idle(self._functions, self._host, self._network, item.device, address, where, deadline)
             if stored is None:
                 before = self._functions.override(address)
-                self._bindings.write(VfioBinding(address, uid, item.key, driver, before, item.device))
+                stored = VfioBinding(address, uid, item.key, driver, before, item.device)
+                self._bindings.write(stored)
             elif (stored.uid, stored.key) != (uid, item.key):
                 # The ledger allocates a device to one claim at a time: the previous claim holds nothing any more.
                 log.warning("taken over from a former claim", extra={"device": item.device.name, "was": stored.uid})
-                self._bindings.write(msgspec.structs.replace(stored, uid=uid, key=item.key))
+                stored = msgspec.structs.replace(stored, uid=uid, key=item.key)
+                self._bindings.write(stored)
             self._binding.bind(address, where)
+            # From now on it is unhealthy without this driver.
+            self._note_boot(stored, self._host.boot_id())
 
     def _unbind(self, binding: VfioBinding, deadline: Deadline) -> None:
         address, where = binding.address, f"device {binding.device.name}"
@@ -229,8 +233,14 @@ class VfioSetup:
             self._accesses.check(address)
             if self._functions.driver(address) == DRIVER and binding.driver != DRIVER:
                 require_released(self._functions, self._host, address, where, deadline)
+            if (stored := self._bindings.read(address)) is not None:
+                self._note_boot(stored, "")
             self._binding.restore(binding, where)
             self._bindings.forget(address)
+
+    def _note_boot(self, binding: VfioBinding, boot_id: str) -> None:
+        if binding.boot_id != boot_id:
+            self._bindings.write(msgspec.structs.replace(binding, boot_id=boot_id))
 
     def _of(self, uid: str, keys: Sequence[str]) -> list[VfioBinding]:
         return [one for one in self._bindings.all().values() if one.uid == uid and one.key in keys]

@@ -21,7 +21,7 @@ from dra_agent.inventory.amd.partitionable import (
     describe_whole,
     fill,
     set_memory,
-    withhold_half_made,
+    withhold_incomplete,
 )
 from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.builder import DeviceBuilder, pci_files
@@ -123,7 +123,7 @@ class AmdBackend:
         mode = known_mode(files, COMPUTE_MODE)
         if mode is not None and not matches_mode(nodes, mode):
             # Neither the whole GPU nor a part of it: the rest would be offered with the memory of the whole GPU.
-            withhold_half_made(function, die_count(nodes), die_count(nodes), problems, self._withheld)
+            withhold_incomplete(function, die_count(nodes), die_count(nodes), problems, self._withheld)
             return []
         mode = mode or _mode(nodes)
         profile = "-".join(
@@ -147,7 +147,9 @@ class AmdBackend:
             set_memory(builder, node.memory_bytes or (total // len(nodes) if total else None))
             if node.render_minor is None:
                 reason = "KFD shows no render node of it, and ROCm opens both"
-                self._withheld.append(Exclusion(builder.name, reason, "half-made", hint="check the kernel log (dmesg)"))
+                self._withheld.append(
+                    Exclusion(builder.name, reason, "incomplete-nodes", hint="check the kernel log (dmesg)")
+                )
                 continue
             render = f"renderD{node.render_minor}"
             own = function.drm is not None and function.drm.render == render

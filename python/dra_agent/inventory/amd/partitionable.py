@@ -175,7 +175,7 @@ class PartitionableGpus:
         return self._transitions.needs_rescan()
 
     def _read(self, functions: Sequence[PciFunction], problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
-        """Read KFD; where a GPU that can be divided is seen for the first time and half made, again until it is whole.
+        """Read KFD; again, where a GPU that can be divided is seen for the first time, until its nodes are complete.
 
         Then a description to keep does not exist, and the slices from before this start must stay.
         """
@@ -222,7 +222,7 @@ class PartitionableGpus:
             if self._transitions.is_kept(function.pci_address):
                 self.counters.append(known.counters)
                 return list(known.devices)
-            withhold_half_made(function, die_count(nodes), known.dies, problems, self.withheld)
+            withhold_incomplete(function, die_count(nodes), known.dies, problems, self.withheld)
             return []
         files = pci_files(self._host, function, problems)
         quiet: list[Diagnostic] = []
@@ -233,7 +233,7 @@ class PartitionableGpus:
         if self._rules.rule_for(described_whole, "amd") is None:
             return None
         if whole is None or not complete:
-            withhold_half_made(function, die_count(nodes), most, problems, self.withheld)
+            withhold_incomplete(function, die_count(nodes), most, problems, self.withheld)
             return []
         nps = known_mode(files, "current_memory_partition")
         available = files.text("available_compute_partition") or ""
@@ -305,7 +305,7 @@ def _without_widths(nodes: dict[str, list[KfdNode]]) -> dict[str, list[KfdNode]]
     }
 
 
-def withhold_half_made(
+def withhold_incomplete(
     function: PciFunction, seen: int, all_of_them: int, problems: list[Diagnostic], withheld: list[Exclusion]
 ) -> None:
     """Report a GPU whose KFD nodes do not match its mode, and which is not published therefore."""
@@ -314,4 +314,4 @@ def withhold_half_made(
     hint = "check the kernel log (dmesg); allow all of its render nodes in the agent's cgroup, or reset the GPU"
     name = device_name("gpu", function.pci_address)
     problems.append(Diagnostic(name, message, hint))
-    withheld.append(Exclusion(name, message, "half-made", function.pci_address, hint))
+    withheld.append(Exclusion(name, message, "incomplete-nodes", function.pci_address, hint))

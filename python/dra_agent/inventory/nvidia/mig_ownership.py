@@ -59,7 +59,7 @@ def note_path(state: Path, address: str) -> Path:
 
 def read_note(host: Host, address: str) -> OwnershipRecord:
     """Read the record of a GPU; empty if missing. Raises RetryableError if it is invalid."""
-    empty = OwnershipRecord(address, _boot(host))
+    empty = OwnershipRecord(address, host.boot_id())
     if host.state is None:
         return empty
     path = note_path(host.state, address)
@@ -78,12 +78,3 @@ def read_note(host: Host, address: str) -> OwnershipRecord:
             hint="compare it with `nvidia-smi mig -lgi`, destroy unused instances, and remove the file",
         ) from error
     return note if note.boot == empty.boot else empty
-
-
-def _boot(host: Host) -> str:
-    for root in (host.proc, Path("/proc")):
-        try:
-            return (root / "sys/kernel/random/boot_id").read_text().strip()
-        except OSError:
-            continue
-    return "unknown"

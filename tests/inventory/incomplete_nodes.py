@@ -14,7 +14,7 @@ MODE = "current_compute_partition"
 
 
 @contextmanager
-def half_made(host: Host, address: str, *, left: int) -> Iterator[None]:
+def incomplete_nodes(host: Host, address: str, *, left: int) -> Iterator[None]:
     """Show only so many of the nodes that a GPU has, until the end of the block.
 
     As in the kernel, a change of nodes counts the generation, and nodes behind those that are gone move down.
