@@ -197,7 +197,11 @@ def test_an_address_without_a_network_may_be_on_each_interface_that_is_up(host: 
     loopback = "  |-- 127.255.255.255\n     /32 link BROADCAST\n"
     write("proc/net/fib_trie", local.format("10.1.2.3") + loopback)
     assert host_use(read(host), "eno1") is None, "of a tunnel"
-    write("proc/net/fib_trie", local.format("10.1.2.3") + "  |-- 10.1.3.255\n     /32 link BROADCAST\n")
+    broadcast = "  |-- 10.1.3.255\n     /32 link BROADCAST\n"
+    network = "  |-- 10.1.2.0\n     /23 host LOCAL\n"
+    write("proc/net/fib_trie", local.format("10.1.2.3") + network + broadcast)
+    assert host_use(read(host), "eno1") is None, "of the loopback interface"
+    write("proc/net/fib_trie", local.format("10.1.2.3") + broadcast)
     view = read(host)
     use = host_use(view, "eno1")
     unknown = "the host has the address 10.1.2.3 on an interface that its files do not show"

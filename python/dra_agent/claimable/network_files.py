@@ -106,6 +106,8 @@ class _Files:
         """Return the last component of a link's target."""
         try:
             return os.readlink(link).rpartition("/")[2] or None  # noqa: PTH115
+        except FileNotFoundError:
+            return None
         except OSError as error:
             if error.errno == errno.EINVAL:
                 self.problems.append(Diagnostic(link, "is not a link"))
@@ -230,6 +232,8 @@ class _RouteTables:
         """Interfaces by the prefix length and the network of their connected IPv4 routes."""
         self._local: set[ipaddress.IPv4Address] = set()
         self._broadcast: set[int] = set()
+        self._on_loopback: set[int] = set()
+        """Broadcast addresses of the networks of the loopback interface, whose addresses are all local."""
         for fields in self._lines("route"):
             self._ipv4(fields)
         for fields in self._lines("ipv6_route"):
@@ -305,7 +309,7 @@ class _RouteTables:
             for prefix, networks in self._connected.items()
             for network in networks
         }
-        others = self._broadcast - of_routes
+        others = self._broadcast - of_routes - self._on_loopback
         unplaced = (one for one in self._local if not self._networks_of(one)) if others else ()
         return min((one for one in unplaced if _has_broadcast(int(one), others)), default=None)
 
@@ -319,17 +323,19 @@ class _RouteTables:
                 continue
             elif fields[:1] == [b"|--"]:
                 leaf = b"".join(fields[1:2])
-            elif fields[:1] == [b"/32"] and fields[2:3] in ([b"LOCAL"], [b"BROADCAST"]):
+            elif fields and fields[0].startswith(b"/") and fields[2:3] in ([b"LOCAL"], [b"BROADCAST"]):
                 try:
-                    address = ipaddress.IPv4Address(leaf.decode())
+                    address, prefix = ipaddress.IPv4Address(leaf.decode()), int(fields[0][1:])
                 except ValueError:
                     continue
                 if address.is_loopback or address.is_link_local:
                     continue
                 if fields[2] == b"BROADCAST":
                     self._broadcast.add(int(address))
-                elif fields[1] == b"host":
+                elif fields[1] == b"host" and prefix == _IPV4_BITS:
                     self._local.add(address)
+                elif 0 <= prefix < _IPV4_BITS:
+                    self._on_loopback.add(int(address) | (1 << _IPV4_BITS - prefix) - 1)
 
     def _networks_of(self, address: ipaddress.IPv4Address) -> list[tuple[int, str]]:
         """Return the interfaces of the narrowest connected network of an address: fib_trie does not name them."""

@@ -57,15 +57,14 @@ def rail_route(view: NetworkView, interface: str) -> Route | None:
 
 
 def _use(view: NetworkView, interface: Interface) -> HostUse | None:
-    name = _shown(interface.name)
     if route := _forwarding(interface):
-        return HostUse("host-interface", f"{name} carries {route}")
+        return HostUse("host-interface", f"{_shown(interface.name)} carries {route}")
     if relation := _relation(view, interface):
-        return HostUse("host-interface", f"{name} {relation}{_traffic_above(view, interface)}")
+        return HostUse("host-interface", f"{_shown(interface.name)} {relation}{_traffic_above(view, interface)}")
     if interface.addresses:
-        return HostUse("host-address", f"{name} has the address {interface.addresses[0]}")
+        return HostUse("host-address", f"{_shown(interface.name)} has the address {interface.addresses[0]}")
     if interface.connected_route is not None:
-        return HostUse("host-address", f"{name} carries {interface.connected_route}")
+        return HostUse("host-address", f"{_shown(interface.name)} carries {interface.connected_route}")
     return None
 
 

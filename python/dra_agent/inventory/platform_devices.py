@@ -64,8 +64,8 @@ class PlatformDevices:
 
     def _with_nodes(self, functions: Iterable[PciFunction], problems: list[Diagnostic]) -> Iterator[PlatformDevice]:
         """Yield platform devices with a node for computing; a link is read for each node that no function has."""
-        of_functions = {node.rpartition("/")[2] for one in functions for node in one.accel}
-        of_functions.update(one.drm.render for one in functions if one.drm is not None and one.drm.render is not None)
+        of_functions: set[str | None] = {node.rpartition("/")[2] for one in functions for node in one.accel}
+        of_functions.update(node for one in functions if one.drm is not None for node in (one.drm.render, one.drm.card))
         for family, class_, names, folder in _CLASSES:
             path = f"{self._host.sysfs}/class/{class_}"
             nodes = SysfsDir(path, problems)
