@@ -333,6 +333,23 @@ def test_two_gpus_through_mps_are_not_for_one_request(world: World) -> None:
     assert world.pid("gpu-a") and world.pid("gpu-b")
 
 
+@pytest.mark.parametrize("state", ["no mechanism", "not in shares"])
+def test_a_repeat_never_prepares_a_share_without_its_limit(world: World, state: str) -> None:
+    item = share(1)
+    outcome = world.setup.set_up("uid-1", [item], ShareConfig(), None, a_minute())
+    # After a restart of the host: its driver does not report its memory yet, or MPS cannot be used.
+    now = msgspec.structs.replace(
+        item.device,
+        attributes={"memoryEnforcement": Attribute.of("none")} if state == "no mechanism" else {},
+        allow_multiple_allocations=state == "no mechanism",
+    )
+    again = SetupDevice(item.allocated, now)
+    assert world.again().set_up("uid-1", [again], ShareConfig(), outcome.record, a_minute()) == outcome
+    unreported = SetupDevice(item.allocated, msgspec.structs.replace(now, identity={}))
+    with pytest.raises(RetryableError, match="driver does not report it"):
+        world.again().set_up("uid-1", [unreported], ShareConfig(), outcome.record, a_minute())
+
+
 def test_a_claim_may_lower_its_part_of_the_multiprocessors_and_not_raise_it(world: World) -> None:
     for asked, wished, given in (("66", 20, "20"), ("66", 90, "50"), ("0", 90, "90"), ("1", None, "1")):
         item = share(1, multiprocessors=asked)

@@ -66,19 +66,18 @@ class VfioBindingStore:
         An unusable file is quarantined. A user without permission for the folder gets
         none, and sees functions as the kernel shows them.
         """
-        found = {}
+        found = ((address, self.read(address)) for address in self.addresses())
+        return {address: binding for address, binding in found if binding is not None}
+
+    def addresses(self) -> list[str]:
+        """Return the addresses of all bindings without reading them; the errors of `all`."""
         try:
             names = sorted(path.name for path in self.folder.iterdir())
         except (FileNotFoundError, PermissionError):
-            return {}
+            return []
         except OSError as error:
             raise self._error(self.folder, "cannot be read", error) from error
-        for name in names:
-            match = _NAME.fullmatch(name)
-            binding = self.read(match[1]) if match else None
-            if binding is not None:
-                found[binding.address] = binding
-        return found
+        return [match[1] for name in names if (match := _NAME.fullmatch(name))]
 
     def read(self, address: str) -> VfioBinding | None:
         """Return the binding of one function, or None; raises RetryableError if its file is unreadable.
@@ -186,13 +185,21 @@ class Passthrough:
 
     def bound(self, problems: list[Diagnostic]) -> dict[str, Device]:
         """Return the devices of claims, as published, by address; those that have lost vfio-pci are unhealthy."""
+        found: dict[str, Device] = {}
         if self._bindings is None:
-            return {}
+            return found
         try:
-            return {address: self._held(binding, self._bindings) for address, binding in self._bindings.all().items()}
+            addresses = self._bindings.addresses()
         except AgentError as error:
             problems.append(Diagnostic(error.where or "passthrough", error.message, error.hint))
-            return {}
+            return found
+        for address in addresses:
+            try:
+                if (binding := self._bindings.read(address)) is not None:
+                    found[address] = self._held(binding, self._bindings)
+            except AgentError as error:
+                problems.append(Diagnostic(error.where or "passthrough", error.message, error.hint))
+        return found
 
     def _held(self, binding: VfioBinding, bindings: VfioBindingStore) -> Device:
         if binding.boot_id != self._boot_id:

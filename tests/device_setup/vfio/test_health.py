@@ -15,7 +15,8 @@ from dra_agent.health.monitor import Monitor
 from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.collector import Collector
 from dra_agent.inventory.model import Inventory
-from dra_agent.inventory.passthrough import VfioBinding, VfioBindingStore
+from dra_agent.inventory.passthrough import VfioBindingStore
+from dra_agent.inventory.settings import InventorySettings
 from dra_agent.prepare.setup import SetupDevice
 from dra_agent.topology import Topology, scan
 from dra_simulate import inject
@@ -34,8 +35,8 @@ class BoundMeanwhile(VfioBindingStore):
         self._bench, self._item = bench, item
         self._is_bound = False
 
-    def all(self) -> dict[str, VfioBinding]:
-        found = super().all()
+    def addresses(self) -> list[str]:
+        found = super().addresses()
         if not self._is_bound:
             self._is_bound = True
             self._bench.vfio().set_up("uid-1", [self._item], AUTO, None, a_minute())
@@ -181,3 +182,15 @@ def test_a_device_is_not_judged_after_a_restart_of_the_host_until_its_claim_is_p
     unbind(bench, FPGA)
     found = bench.inventory().device(item.device.name)
     assert found is not None and [issue.cause for issue in found.issues] == ["not-claimable"]
+
+
+def test_an_unreadable_binding_changes_no_other_device(bench: Bench) -> None:
+    item, other, vfio = bench.device(FPGA), bench.device(GPU), bench.vfio()
+    vfio.set_up("uid-1", [item, other], AUTO, None, a_minute())
+    path = bench.bindings.path(FPGA)
+    path.unlink()
+    path.mkdir()  # the read fails for root as well
+    inventory = bench.inventory(InventorySettings())
+    found = inventory.device(other.device.name)
+    assert found is not None and published(found) == published(other.device)
+    assert [problem.where for problem in inventory.problems].count(str(path)) == 1

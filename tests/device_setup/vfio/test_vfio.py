@@ -12,7 +12,7 @@ import pytest
 
 from deadlines import a_minute
 from device_setup.hung import wait_for_access
-from device_setup.vfio.bench import ALVEO, ALVEO_MANAGEMENT, FPGA, GPU, NIC, Bench, Crash, published
+from device_setup.vfio.bench import ALVEO, ALVEO_MANAGEMENT, EVERYTHING, FPGA, GPU, NIC, Bench, Crash, published
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
@@ -256,6 +256,66 @@ def test_a_device_that_the_operator_has_taken_back_is_not_given(bench: Bench) ->
     bench.kernel.write(f"bus/pci/devices/{FPGA}/driver/unbind", FPGA)
     with pytest.raises(RetryableError, match="vfio"):
         bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
+
+
+def held(bench: Bench, address: str, item: SetupDevice) -> SetupDevice:
+    """The device as the inventory describes it now, without a rule of passthrough; as before if it is left out."""
+    settings, names = InventorySettings(), {item.device.name}
+    inventory = collect(bench.host, scan(bench.host), settings, bindings=bench.bindings, held=names)
+    found = (one for one in inventory.devices if one.pci_address == address)
+    return SetupDevice(item.allocated, next(found, item.device))
+
+
+@pytest.mark.parametrize("address", [FPGA, GPU, NIC])
+@pytest.mark.parametrize("is_restarted", [True, False], ids=["its own driver has it", "no driver has it"])
+def test_a_device_that_the_operator_takes_back_from_a_claim_is_not_bound(
+    bench: Bench, address: str, is_restarted: bool
+) -> None:
+    original = bench.driver(address)
+    item = bound_by_the_operator(bench, address)
+    outcome = bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
+    # As after a reboot, or `driverctl unset-override`.
+    bench.kernel.write(f"bus/pci/devices/{address}/driver/unbind", address)
+    bench.kernel.write(f"bus/pci/devices/{address}/driver_override", "\n")
+    if is_restarted:
+        bench.kernel.write("bus/pci/drivers_probe", address)
+    now = original if is_restarted else None
+    assert bench.driver(address) == now
+    again = held(bench, address, item)
+    bench.points.seen.clear()
+    has = f"driver {now}" if now else "no driver"
+    with pytest.raises(RetryableError, match=f"it has {has} and was published with vfio-pci"):
+        bench.vfio().set_up("uid-1", [again], AUTO, outcome.record, a_minute())
+    assert (bench.driver(address), bench.bindings.all(), bench.points.seen) == (now, {}, [])
+    # Bound again by the operator, it is the claim's, and stays bound after it.
+    bench.kernel.write(f"bus/pci/devices/{address}/driver_override", "vfio-pci")
+    if is_restarted:
+        bench.kernel.write(f"bus/pci/devices/{address}/driver/unbind", address)
+    bench.kernel.write("bus/pci/drivers_probe", address)
+    again = held(bench, address, item)
+    assert bench.vfio().set_up("uid-1", [again], AUTO, outcome.record, a_minute()) == outcome
+    bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute())
+    assert bench.driver(address) == "vfio-pci"
+
+
+@pytest.mark.parametrize("settings", [EVERYTHING, InventorySettings()], ids=["with the rule", "without it"])
+@pytest.mark.parametrize("is_restarted", [True, False], ids=["after a reboot", "still bound"])
+def test_a_claim_whose_state_file_is_lost_keeps_its_device_on_a_repeat(
+    bench: Bench, settings: InventorySettings, is_restarted: bool
+) -> None:
+    item, vfio = bench.device(GPU), bench.vfio()
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    (bench.bindings.folder / f"{GPU}.json").unlink()
+    if is_restarted:
+        bench.kernel.write(f"bus/pci/devices/{GPU}/driver_override", "\n")
+        bench.kernel.write(f"bus/pci/devices/{GPU}/driver/unbind", GPU)
+        bench.kernel.write("bus/pci/drivers_probe", GPU)
+    found = next(one for one in bench.inventory(settings).devices if one.pci_address == GPU)
+    assert vfio.set_up("uid-1", [SetupDevice(item.allocated, found)], AUTO, outcome.record, a_minute()) == outcome
+    assert bench.driver(GPU) == "vfio-pci"
+    assert published(bench.device(GPU).device) == published(item.device)
+    vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
+    assert (bench.driver(GPU), bench.override(GPU), bench.bindings.all()) == ("nvidia", "(null)", {})
 
 
 def test_an_interface_in_a_bond_is_not_taken(bench: Bench) -> None:

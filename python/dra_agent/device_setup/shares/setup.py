@@ -76,12 +76,16 @@ class ShareSetup:
     def set_up(
         self, uid: str, devices: Sequence[SetupDevice], parameters: ShareConfig, previous: Any, deadline: Deadline
     ) -> SetupOutcome:
-        """Limit each share to its amount."""
+        """Limit each share to its amount; a repeat uses the recorded mechanism.
+
+        After a restart of the host, the device may be described without its driver or the mechanism.
+        """
         _one_server(devices)
+        recorded: dict[str, str] = previous or {}
         record: dict[str, str] = {}
         edits: dict[str, ContainerEdits] = {}
         for item in devices:
-            mechanism = limit_mechanism(item.device)
+            mechanism = recorded.get(item.key) or limit_mechanism(item.device)
             if item.allocated.share_id is None or mechanism is None:
                 continue  # only this claim has it: an API server without consumable capacity allocates it as a whole
             amount = _amount(item, MEMORY)

@@ -143,20 +143,30 @@ class VfioSetup:
     def set_up(
         self, uid: str, devices: Sequence[SetupDevice], parameters: VfioConfig, previous: Any, deadline: Deadline
     ) -> SetupOutcome:
-        """Bind every device, after checking all groups; a repeat binds those that were bound elsewhere.
+        """Bind the devices that a rule selects, after checking all groups; a repeat binds them again.
 
-        The inventory has the nodes of devices that the operator has bound.
+        All others are the operator's: they have to be bound, also after a restart of the host, and the inventory has
+        their nodes.
         """
         claimed = {item.device.pci_address: item for item in devices}
-        own = {address: item for address, item in claimed.items() if not _is_bound_by_operator(item.device)}
+        recorded = {one.key: one for one in msgspec.convert(previous or [], list[VfioBinding])}
+        # Without its state file, a device that is bound for the claim is described like one of the operator.
+        own = {
+            address: item
+            for address, item in claimed.items()
+            if PASSTHROUGH in item.device.identity or item.key in recorded
+        }
         with self._hold(claimed, uid, deadline):
             groups = {address: self._checked(uid, item, claimed) for address, item in claimed.items()}
-            if previous is None:
-                for address in claimed.keys() - own.keys():
-                    self._require_unclaimed(claimed[address], address, deadline)
+            for address in claimed.keys() - own.keys():
+                self._require_bound_by_operator(claimed[address], address)
+                if previous is None:
+                    require_released(
+                        self._functions, self._host, address, f"device {claimed[address].device.name}", deadline
+                    )
             for address, item in own.items():
                 deadline.check(f"device {item.device.name}")
-                self._bind(uid, item, address, deadline)
+                self._bind(uid, item, address, recorded.get(item.key), deadline)
         edits = {
             item.key: setup.edits(self._host, self._functions, address, groups[address], parameters.iommu, deadline)
             for address, item in own.items()
@@ -191,16 +201,21 @@ class VfioSetup:
         others = {other: one.uid for other, one in bindings.items() if one.uid != uid}
         return check_group(self._functions, address, claimed, others, where)
 
-    def _require_unclaimed(self, item: SetupDevice, address: str, deadline: Deadline) -> None:
-        """Reject a function that the operator has bound and that something else uses, or has taken back."""
-        where = f"device {item.device.name}"
+    def _require_bound_by_operator(self, item: SetupDevice, address: str) -> None:
+        """Reject a function without a rule that the operator has taken back, or has not bound in this boot."""
         driver = self._functions.driver(address)
         if driver is None or not is_vfio_driver(driver):
             bound = "no driver" if driver is None else f"driver {driver}"
-            raise RetryableError(f"it has {bound} and was published with vfio-pci", where=where)
-        require_released(self._functions, self._host, address, where, deadline)
+            raise RetryableError(
+                f"it has {bound} and was published with {DRIVER}",
+                where=f"device {item.device.name}",
+                hint=f"bind it to {DRIVER} again, as no rule of inventory.passthrough selects it; the agent retries",
+            )
 
-    def _bind(self, uid: str, item: SetupDevice, address: str, deadline: Deadline) -> None:
+    def _bind(
+        self, uid: str, item: SetupDevice, address: str, recorded: VfioBinding | None, deadline: Deadline
+    ) -> None:
+        """Bind a function; `recorded` has its original driver if its state file was lost."""
         where = f"device {item.device.name}"
         driver = self._functions.driver(address)
         stored = self._bindings.read(address)
@@ -216,7 +231,7 @@ class VfioSetup:
                 require_idle(self._functions, self._host, self._network, item.device, address, where, deadline)
             if stored is None:
                 before = self._functions.override(address)
-                stored = VfioBinding(address, uid, item.key, driver, before, item.device)
+                stored = recorded or VfioBinding(address, uid, item.key, driver, before, item.device)
                 self._bindings.write(stored)
             elif (stored.uid, stored.key) != (uid, item.key):
                 # The ledger allocates a device to one claim at a time: the previous claim holds nothing any more.
