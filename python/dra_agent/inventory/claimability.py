@@ -12,6 +12,7 @@ import msgspec
 
 from dra_agent.claimable.decide import HostFacts, Refusal, platform_refusal, refusal
 from dra_agent.claimable.divided import divisions
+from dra_agent.claimable.drivers import RDMA_WITHOUT_INTERFACE
 from dra_agent.claimable.iommu_groups import blocks_group
 from dra_agent.claimable.network import HostNetwork
 from dra_agent.claimable.use import host_use
@@ -239,11 +240,14 @@ class Claimability:
         return {address: found for address, found in self._divided.of(asked, touched).items() if found is not None}
 
     def _ethernet_rdma(self, functions: Sequence[PciFunction], touched: Container[str] | None) -> frozenset[str]:
-        """Return the functions whose RDMA needs an interface that the host does not have."""
+        """Return the functions whose RDMA needs an interface of their own that the host does not have."""
         asked = [
             one
             for one in functions
-            if one.kind is DeviceKind.NIC and not one.net and one.infiniband
+            if one.kind is DeviceKind.NIC
+            and not one.net
+            and one.infiniband
+            and one.driver not in RDMA_WITHOUT_INTERFACE
         ]
         return frozenset(address for address, is_ethernet in self._ethernet.of(asked, touched).items() if is_ethernet)
 
