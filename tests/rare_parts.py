@@ -296,6 +296,32 @@ def omni_path(address: str, number: int, *, machine: str) -> Function:
     )
 
 
+def erdma(address: str, number: int, *, machine: str) -> Function:
+    """An elastic RDMA interface of Alibaba: its network interface is that of a virtio adapter with the same MAC."""
+    return Function(
+        address,
+        PciId(0x1DED, 0x107F, 0x00FF00, 0x1DED, 0x107F),
+        driver="erdma",
+        bars=(Bar(16 << 10),),
+        roles=(_rdma_of_another_interface(f"erdma_{number}", number, machine),),
+    )
+
+
+def pvrdma(address: str, number: int, *, machine: str) -> Function:
+    """VMware's paravirtual RDMA: its network interface is that of the vmxnet3 at function 0 of its slot."""
+    return Function(
+        address,
+        PciId(0x15AD, 0x0820, 0x028000, 0x15AD, 0x0820, 0x01),
+        driver="vmw_pvrdma",
+        bars=(Bar(16 << 10),),
+        roles=(_rdma_of_another_interface(f"rocep{number}s0f1", number, machine),),
+    )
+
+
+def _rdma_of_another_interface(name: str, number: int, machine: str) -> RdmaDevice:
+    return RdmaDevice(name, guid(machine, number), number, ethernet=True, speed=100_000, hca_type="", board="")
+
+
 def wifi(address: str, name: str, index: int, *, machine: str) -> Function:
     """An AX210."""
     return Function(

@@ -50,6 +50,7 @@ from rare_parts import (
     amd_igpu,
     aws_f2,
     coral,
+    erdma,
     hailo,
     hailo_4_22,
     hygon,
@@ -58,6 +59,7 @@ from rare_parts import (
     moore_threads,
     omni_path,
     pac_n3000_divided,
+    pvrdma,
     qat,
     qat_of_vendor,
     roce_lag,
@@ -273,6 +275,8 @@ def _adapters() -> Iterator[Part]:
     yield _single(lambda at: virtio(at.address, at.name(), at.index, machine=_NAME), _on_own_bus)
     yield _single(lambda at: ena(at.address, at.name(), at.index, machine=_NAME))
     yield _single(lambda at: efa(at.address, at.first, machine=_NAME))
+    yield _single(lambda at: erdma(at.address, at.first, machine=_NAME))
+    yield _single(lambda at: pvrdma(at.address, at.first, machine=_NAME))
     yield _single(lambda at: slingshot(at.address, at.first, at.name(), at.index, machine=_NAME))
     yield _single(lambda at: omni_path(at.address, at.first, machine=_NAME))
     yield _single(lambda at: wifi(at.address, at.name(), at.index, machine=_NAME))

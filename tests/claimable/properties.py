@@ -25,10 +25,10 @@ _IDS = frozenset(
     {
         *((0x1AE0, device) for device in (0x005E, 0x0063)),
         *((0x1D0F, device) for device in (0xF010, 0x9248)),
-        *((0x1022, 0x17F0), (0x1AC1, 0x089A)),
+        *((0x1022, 0x17F0), (0x1AC1, 0x089A), (0x1DED, 0x107F)),
     }
 )
-"""Of TPUs, FPGAs of AWS and NPUs, which have the class of other things."""
+"""Of TPUs, FPGAs of AWS, NPUs and Alibaba's RDMA, which have the class of other things."""
 _NEEDED = {0x9999: "mxcd", 0x1D94: "kfd", 0x1ED5: "mtgpu", 0x17DB: "cxi"}
 """By PCI vendor: how the name of a node begins without which its libraries do not work."""
 _ADDRESS_IN_NAME = re.compile(r"-([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])\b")

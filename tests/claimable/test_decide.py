@@ -251,6 +251,14 @@ def test_rdma_over_ethernet_without_its_interface_is_in_use_elsewhere(held: tupl
     assert refusal(msgspec.structs.replace(roce, net=("ens9",)), HostFacts(ethernet_rdma={ADDRESS})) is None
 
 
+def test_a_claim_keeps_rdma_whose_interface_a_network_plugin_has_moved() -> None:
+    """Its own pod may have the interface."""
+    roce = function(NIC, MELLANOX, "mlx5_core", infiniband=("mlx5_2",), uverbs=("uverbs2",))
+    assert refusal(roce, HostFacts(held={ADDRESS}, ethernet_rdma={ADDRESS})) is None
+    assert _code(refusal(roce, HostFacts(held={PHYSICAL}, ethernet_rdma={ADDRESS}))) == "no-interface"
+    assert _code(refusal(function(NIC, MELLANOX, "mlx5_core"), HostFacts(held={ADDRESS}))) == "no-interface"
+
+
 def test_an_interface_that_a_claim_has_moved_is_not_missing() -> None:
     moved = function(NIC, MELLANOX, "mlx5_core")
     assert refusal(moved, HostFacts(moved={ADDRESS})) is None

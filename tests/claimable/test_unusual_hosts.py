@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,16 +18,20 @@ from dra_simulate import build_machine
 from dra_simulate.host_network import HostNetwork, Route, VirtualInterface
 from dra_simulate.machine import Function, HostBridge, LinkState, Machine, NumaNode, NvidiaDriver, PciId
 from dra_simulate.models import A100_PCIE, H100_SXM
+from dra_simulate.parts.amazon import efa
 from dra_simulate.parts.amd import mi210
 from dra_simulate.parts.bridges import PLX_SWITCH, port, switch
 from dra_simulate.parts.display import intel_igpu
 from dra_simulate.parts.held import passed_through
 from dra_simulate.parts.network import connectx6dx
 from dra_simulate.parts.nvidia import gpu
+from dra_simulate.roles.network import Interface
 from eventually import DEADLINE_S
 from rare_parts import (
     aws_f2,
     coral,
+    erdma,
+    pvrdma,
     qat_of_vendor,
     tpu_v4,
     tpu_v5e,
@@ -142,6 +147,20 @@ def test_h100_of_a_virtual_machine_behind_switches_are_published(make: Make, tmp
     assert inventory.excluded == ()
     assert topology.distance("0000:03:00.0", "0000:13:00.0") is Distance.PHB
     assert "/dev/nvidia1" in received(host, inventory, tmp_path)["gpu-0000-13-00-0"]
+
+
+def test_rdma_that_never_has_an_interface_of_its_own_is_published(make: Make) -> None:
+    """RoCE whose interface is gone is not: a pod has the interface."""
+    roce = connectx6dx("0000:04:00.0", 3, "enp4s0", 2, machine=_NAME)
+    gone = replace(roce, roles=tuple(role for role in roce.roles if not isinstance(role, Interface)))
+    adapters = (
+        efa("0000:01:00.0", 0, machine=_NAME),
+        erdma("0000:02:00.0", 1, machine=_NAME),
+        pvrdma("0000:03:00.1", 2, machine=_NAME),
+    )
+    _, inventory = examine(make(HostBridge("pci0000:00", 0, (*adapters, gone))))
+    assert [one.pci_address for one in inventory.devices] == [one.address for one in adapters]
+    assert [(one.pci_address, one.code) for one in inventory.excluded] == [("0000:04:00.0", "no-interface")]
 
 
 def test_a_virtual_function_below_the_hosts_uplink_is_excluded(make: Make) -> None:

@@ -11,14 +11,16 @@ import msgspec
 import pytest
 
 from dra_agent.agent.device_state import DeviceState
+from dra_agent.claimable.divided import divisions
 from dra_agent.health.monitor import Monitor
 from dra_agent.health.settings import HealthSettings
 from dra_agent.host import Host
+from dra_agent.inventory import claimability
 from dra_agent.inventory.collector import Collector, collect
 from dra_agent.inventory.model import Inventory
 from dra_agent.inventory.settings import InventorySettings, PassthroughRule
 from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
-from dra_agent.topology import DeviceKind, Drm, Topology
+from dra_agent.topology import DeviceKind, Drm, Topology, Uevent
 from dra_agent.topology.model import Sriov
 from dra_simulate import build
 from inventory.conftest import FunctionMaker
@@ -143,20 +145,48 @@ def test_a_rule_for_the_physical_function_allows_claims_of_both(nic: Nic, write:
         assert physical.issues == virtual.issues == ()
 
 
-def test_an_adapter_with_subfunctions_is_published_by_a_rule_alone(nic: Nic, write: Write) -> None:
-    folder = nic.host.sysfs / "bus/pci/devices" / PHYSICAL
-    collector = Collector(nic.host)
-    assert described(collector.collect(nic.topology())) == {NIC: []}
-    (folder / "mlx5_core.sf.4").mkdir()
+@pytest.mark.parametrize("name", ["mlx5_core.sf.4", "ice.sf.4"])
+@pytest.mark.parametrize("below", ["", "/net/enp59s0f0s88", None])
+def test_an_adapter_with_subfunctions_is_published_by_a_rule_alone(nic: Nic, below: str | None, name: str) -> None:
+    """Its representor is there before it is active, and nothing of the adapter's own entry changes then."""
     nic.more["net"] = ("ens1", "ens1pf0sf88")
     (nic.host.sysfs / "class/net/ens1pf0sf88").mkdir()
-    inventory = collector.collect(nic.topology())
+    topology = nic.topology()
+    collector = Collector(nic.host)
+    assert described(collector.collect(topology)) == {NIC: []}
+    (nic.host.sysfs / "bus/pci/devices" / PHYSICAL / name).mkdir()
+    touched = None
+    if below is not None:
+        event = Uevent("add", f"/devices/pci0000:3a/{PHYSICAL}/{name}{below}", "net" if below else "auxiliary")
+        touched = topology.touched_by([event])
+    inventory = collector.collect(topology, touched)
     assert [(one.code, one.reason) for one in inventory.excluded] == [
         ("physical-function", "it has 1 subfunctions, which work through it")
     ]
     collector.close()
     (permitted,) = nic.collect(settings=ALLOWING).devices
     assert "subfunctions" in permitted.identity["host_use"]
+
+
+def test_an_event_costs_no_reads_for_other_adapters(nic: Nic, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def counted(sysfs: Path, address: str) -> str | None:
+        read.append(address)
+        return divisions(sysfs, address)
+
+    monkeypatch.setattr(claimability, "divisions", counted)
+    collector = Collector(nic.host)
+    for touched in (None, frozenset({PHYSICAL})):
+        collector.collect(nic.topology(), touched)
+    assert read == [], "one interface"
+    nic.more["net"] = ("ens1", "ens1pf0sf88")
+    (nic.host.sysfs / "class/net/ens1pf0sf88").mkdir()
+    topology = nic.topology()
+    for touched, times in ((frozenset[str](), 1), (frozenset({VIRTUAL}), 1), (frozenset({PHYSICAL}), 2), (None, 3)):
+        collector.collect(topology, touched)
+        assert read == [PHYSICAL] * times
+    collector.close()
 
 
 def virtual_route(nic: Nic, write: Write) -> None:
@@ -222,7 +252,20 @@ def test_rdma_whose_interface_another_plugin_has_moved_is_excluded(
         write(f"sys/bus/pci/devices/{PHYSICAL}/infiniband/mlx5_0/ports/1/link_layer", link_layer)
     inventory = nic.collect()
     assert [one.code for one in inventory.excluded] == codes and len(inventory.devices) == 1 - len(codes)
-    assert described(nic.collect(NIC)) == {NIC: ["host-use"] * len(codes)}
+    (held,) = nic.collect(NIC).devices
+    assert (held.issues, held.health_reason) == ((), None), "the pod that has the claim may have the interface, too"
+
+
+def test_the_link_layer_is_read_again_after_an_event(nic: Nic, write: Write) -> None:
+    """The kernel announces an RDMA device before all of its ports."""
+    nic.more = {"infiniband": ("mlx5_0",)}
+    topology = nic.topology()
+    collector = Collector(nic.host)
+    assert described(collector.collect(topology)) == {NIC: []}
+    write(f"sys/bus/pci/devices/{PHYSICAL}/infiniband/mlx5_0/ports/1/link_layer", "Ethernet")
+    assert described(collector.collect(topology, frozenset({VIRTUAL}))) == {NIC: []}
+    assert described(collector.collect(topology, frozenset({PHYSICAL}))) == {}
+    collector.close()
 
 
 def test_a_claim_keeps_a_virtual_function_whose_physical_one_is_claimed_too(nic: Nic, write: Write) -> None:

@@ -52,7 +52,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     group_users: Mapping[str, Sequence[str]] = {}
     """By PCI address: other functions of its IOMMU group that the host uses, each with its driver."""
     ethernet_rdma: Collection[str] = frozenset()
-    """PCI addresses of functions without an interface on the host whose RDMA ports are Ethernet, and need one."""
+    """PCI addresses of functions without an interface on the host whose RDMA ports are Ethernet, and need their own."""
     wireless: Collection[str] = frozenset()
     """Names of wireless network interfaces."""
     divisions: Mapping[str, str] = {}
@@ -243,7 +243,9 @@ def _of_nic(function: PciFunction, facts: HostFacts) -> Refusal | None:
             f"{function.driver} made no network interface and no RDMA device for it in the host's network",
             "it may be in a container's network, or be a function that has none",
         )
-    if not function.net and function.pci_address in facts.ethernet_rdma and function.pci_address not in facts.moved:
+    # The pod of a claim may have got the interface, too, by a network plugin.
+    is_claimed = function.pci_address in facts.moved or function.pci_address in facts.held
+    if not function.net and function.pci_address in facts.ethernet_rdma and not is_claimed:
         return Refusal(
             "no-interface",
             f"{', '.join(function.infiniband)} is RDMA over Ethernet, and its network interface is not in the host's"

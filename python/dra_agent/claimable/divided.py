@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_SUBFUNCTION = "mlx5_core.sf."
-"""Begin of the name of a subfunction on the auxiliary bus (mlx5_sf_dev_add)."""
+_SUBFUNCTIONS = ("mlx5_core.sf.", "ice.sf.")
+"""How names of subfunctions begin on the auxiliary bus (mlx5_sf_dev_add, ice_sf_eth_activate)."""
 
 
 def divisions(sysfs: Path, address: str) -> str | None:
@@ -20,6 +20,6 @@ def divisions(sysfs: Path, address: str) -> str | None:
         return None
     counts = {
         "virtual functions": sum(name.startswith("virtfn") for name in names),
-        "subfunctions": sum(name.startswith(_SUBFUNCTION) for name in names),
+        "subfunctions": sum(name.startswith(_SUBFUNCTIONS) for name in names),
     }
     return " and ".join(f"{count} {kind}" for kind, count in counts.items() if count) or None

@@ -32,6 +32,11 @@ class DriverFacts(NamedTuple):
 
 NEURON_DRIVER = "neuron-driver"
 """AWS Neuron; its module is `neuron`, and its nodes have no place in /sys."""
+RDMA_WITHOUT_INTERFACE = frozenset({"efa", "erdma", "vmw_pvrdma"})
+"""Their functions have RDMA and never a network interface. AWS EFA needs none; Alibaba's and VMware's, which report
+Ethernet, use that of another function: of the virtio adapter with the same MAC (erdma_netdev_event), of the vmxnet3 at
+function 0 of the slot (pvrdma_pci_probe).
+"""
 TEGRA_HINT = "run its containers with NVIDIA's container toolkit (nvidia-ctk cdi generate --mode=csv)"
 
 _GPU = frozenset({DeviceKind.GPU})

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterable, Sequence, Set
+from typing import Generic, TypeVar
 
 import msgspec
 
 from dra_agent.claimable.decide import HostFacts, Refusal, platform_refusal, refusal
 from dra_agent.claimable.divided import divisions
+from dra_agent.claimable.drivers import RDMA_WITHOUT_INTERFACE
 from dra_agent.claimable.iommu_groups import blocks_group
 from dra_agent.claimable.network import HostNetwork
 from dra_agent.claimable.use import host_use
@@ -49,6 +51,28 @@ _OTHER_NETWORK = "0x0280"
 """Class of network controllers of no other kind; Wi-Fi adapters have it."""
 
 
+_Fact = TypeVar("_Fact")
+
+
+class _Kept(Generic[_Fact]):
+    """What was read of functions: again after an event of one or below it, and where the scan has another object."""
+
+    def __init__(self, read: Callable[[PciFunction], _Fact]) -> None:
+        self._read = read
+        self._known: dict[str, tuple[PciFunction, _Fact]] = {}
+
+    def of(self, functions: Iterable[PciFunction], touched: Container[str] | None) -> dict[str, _Fact]:
+        """Return it by PCI address; `touched` as of `Claimability.claimable`."""
+        before, self._known = self._known, {}
+        for one in functions:
+            address = one.pci_address
+            known = before.get(address)
+            if known is None or known[0] is not one or touched is None or address in touched:
+                known = one, self._read(one)
+            self._known[address] = known
+        return {address: fact for address, (_, fact) in self._known.items()}
+
+
 class Claimability:
     """The claimable functions of one host, under one configuration. UsageError where a rule can never work."""
 
@@ -66,16 +90,15 @@ class Claimability:
         self._asked: dict[str, Refusal] = {}
         """By PCI address: why a function that is described may not be claimed, of the last call of `claimable`."""
         self._held: Set[str] = frozenset()
-        self._divided: dict[str, tuple[PciFunction, str | None]] = {}
-        """By PCI address, of functions with several interfaces: their subfunctions."""
-        self._ethernet: dict[str, tuple[PciFunction, bool]] = {}
-        """By PCI address, of functions with RDMA and no interface: whether their ports are Ethernet."""
+        self._divided = _Kept(lambda one: divisions(host.sysfs, one.pci_address))
+        self._ethernet = _Kept(self._is_ethernet)
         self._physical: dict[str, str] = {}
         """By PCI address of a virtual function: the physical one."""
 
     def claimable(
         self,
         topology: Topology,
+        touched: Container[str] | None,
         bound: Container[str],
         moved: Set[str],
         held: Collection[str],
@@ -86,6 +109,7 @@ class Claimability:
 
         Parts of another device are among both: the whole is described with them.
 
+        `touched`: addresses of functions with kernel events; None: everything is read again.
         `bound`: addresses that claims have bound to vfio-pci. `moved`: names of NICs whose interface claims have.
         `held`: names of all devices that claims have.
         """
@@ -94,7 +118,7 @@ class Claimability:
         self._held = {one.pci_address for one in functions if _name(one) in names}
         self._physical = {one.pci_address: one.physfn for one in functions if one.physfn is not None}
         relevant = [one for one in functions if one.pci_address not in bound]
-        facts = self._facts(topology, relevant, moved, problems)
+        facts = self._facts(topology, relevant, touched, moved, problems)
         self._asked = {}
         found = []
         for function in relevant:
@@ -170,7 +194,12 @@ class Claimability:
         return {**limit, RULE_ALLOWS: "host_interfaces"}
 
     def _facts(
-        self, topology: Topology, functions: Sequence[PciFunction], moved: Set[str], problems: list[Diagnostic]
+        self,
+        topology: Topology,
+        functions: Sequence[PciFunction],
+        touched: Container[str] | None,
+        moved: Set[str],
+        problems: list[Diagnostic],
     ) -> HostFacts:
         of_nics = [name for one in functions if one.kind is DeviceKind.NIC for name in one.net]
         view = self._network.view(problems) if of_nics else None
@@ -180,8 +209,8 @@ class Claimability:
             uses=uses,
             moved=frozenset(one.pci_address for one in functions if device_name("nic", one.pci_address) in moved),
             held=self._held,
-            ethernet_rdma=self._ethernet_rdma(functions),
-            divisions=self._divisions(functions),
+            ethernet_rdma=self._ethernet_rdma(functions, touched),
+            divisions=self._divisions(functions, touched),
             nodes={
                 one.pci_address: driver_nodes(self._host, one, cards, problems)
                 for one in functions
@@ -201,32 +230,26 @@ class Claimability:
             ),
         )
 
-    def _divisions(self, functions: Sequence[PciFunction]) -> dict[str, str]:
-        """Return the subfunctions of adapters; each has a representor on its adapter, and so another function."""
-        asked: dict[str, tuple[PciFunction, str | None]] = {}
-        for one in functions:
-            if one.kind is not DeviceKind.NIC or len(one.net) < 2 or one.physfn is not None or one.virtfns:
-                continue
-            known = self._divided.get(one.pci_address)
-            if known is None or known[0] is not one:
-                known = one, divisions(self._host.sysfs, one.pci_address)
-            asked[one.pci_address] = known
-        self._divided = asked
-        return {address: found for address, (_, found) in asked.items() if found is not None}
+    def _divisions(self, functions: Sequence[PciFunction], touched: Container[str] | None) -> dict[str, str]:
+        """Return the subfunctions of adapters; each has a representor on its adapter, which comes before it."""
+        asked = [
+            one
+            for one in functions
+            if one.kind is DeviceKind.NIC and len(one.net) > 1 and one.physfn is None and not one.virtfns
+        ]
+        return {address: found for address, found in self._divided.of(asked, touched).items() if found is not None}
 
-    def _ethernet_rdma(self, functions: Sequence[PciFunction]) -> frozenset[str]:
-        """Return the functions whose RDMA needs an interface that the host does not have."""
-        asked: dict[str, tuple[PciFunction, bool]] = {}
-        for one in functions:
-            if one.kind is not DeviceKind.NIC or one.net or not one.infiniband:
-                continue
-            # Another link layer makes another function.
-            known = self._ethernet.get(one.pci_address)
-            if known is None or known[0] is not one:
-                known = one, self._is_ethernet(one)
-            asked[one.pci_address] = known
-        self._ethernet = asked
-        return frozenset(address for address, (_, is_ethernet) in asked.items() if is_ethernet)
+    def _ethernet_rdma(self, functions: Sequence[PciFunction], touched: Container[str] | None) -> frozenset[str]:
+        """Return the functions whose RDMA needs an interface of their own that the host does not have."""
+        asked = [
+            one
+            for one in functions
+            if one.kind is DeviceKind.NIC
+            and not one.net
+            and one.infiniband
+            and one.driver not in RDMA_WITHOUT_INTERFACE
+        ]
+        return frozenset(address for address, is_ethernet in self._ethernet.of(asked, touched).items() if is_ethernet)
 
     def _is_ethernet(self, function: PciFunction) -> bool:
         files = pci_files(self._host, function, [])

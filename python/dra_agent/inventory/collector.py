@@ -110,7 +110,7 @@ class Collector:
             changed = self._bindings.moved.changed_by_claims()
             touched = None if touched is None else touched | changed
         self._descriptions.begin(touched)
-        claimable = self._claimability.claimable(topology, bound, moved, held, problems, excluded)
+        claimable = self._claimability.claimable(topology, touched, bound, moved, held, problems, excluded)
         by_backend: dict[str, list[PciFunction]] = {}
         for function in claimable:
             by_backend.setdefault(backend_of(function), []).append(function)
