@@ -337,6 +337,15 @@ def test_an_interface_whose_rdma_device_a_process_has_open_is_not_moved(tree: Tr
     assert agent.set_up("a", given(device), want(name="net1"), outcome.record, a_minute()) == outcome
 
 
+def test_a_service_that_may_not_search_processes_is_told_its_drop_in(tree: Tree) -> None:
+    verbs = "/dev/infiniband/uverbs3"
+    (tree.host.proc / "self/ns").mkdir(parents=True)
+    (tree.host.proc / "self/ns/pid").symlink_to("pid:[4026532201]")
+    device = msgspec.structs.replace(nic("nic-0000-31-00-0"), nodes=(DeviceNode(verbs, verbs, "uverbs"),))
+    with pytest.raises(RetryableError, match=r"a process has /dev/infiniband/uverbs3 open: .*systemd/net\.conf"):
+        tree.agent().set_up("a", given(device), want(name="net1"), None, a_minute())
+
+
 def test_a_claim_without_changes_does_not_ask_for_the_hosts_use(tree: Tree) -> None:
     with_address(tree)
     tree.agent().check(nic(host_use="ens1 has an address"), want())

@@ -170,7 +170,8 @@ class NicSetup:
         refuse_use(self._network, [ifname], item.device, f"device {device}", "interface: ")
         if desired.name is not None:
             # The kernel removes the GIDs of an interface that leaves the host, also those that a process uses.
-            require_unused(self._host, _verbs(self._host, item.device), f"device {device}", deadline, "interface.name")
+            verbs = _verbs(self._host, item.device)
+            require_unused(self._host, verbs, f"device {device}", deadline, "interface.name", drop_in="net.conf")
         if desired.name is None and desired.mtu is not None and desired.mtu < _IPV6_MIN_MTU:
             use = self._network.present_use(ifname, f"device {device}")
             if use is not None:
