@@ -396,16 +396,54 @@ def test_addresses_come_back_with_their_settings_and_routes(the_nic: Nic, pod: i
         ip("route", "add", *route, "dev", name)
     ip("-6", "route", "add", "2001:db8:9::/48", "dev", name)
 
-    def state() -> list[str]:
-        words = [line.strip() for line in ip("address", "show", "dev", name).splitlines()[2:]]
-        routes = [line for family in ("-4", "-6") for line in ip(family, "route", "show", "table", "all").splitlines()]
-        return sorted(words) + sorted(line.strip() for line in routes if f"dev {name} " in line)
+    before = configured(name)
+    move_and_restore(the_nic, pod)
+    assert configured(name) == before
 
-    before = state()
-    outcome = moved(the_nic, pod)
-    the_nic.come_back(pod)
-    the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
-    assert state() == before
+
+def configured(name: str) -> list[str]:
+    """Return the addresses and routes of an interface as ip(8) shows them."""
+    lines = ip("address", "show", "dev", name).replace(" tentative", "").splitlines()
+    words = [line.strip() for line in lines[2:]]
+    return sorted(words) + routes(name)
+
+
+def routes(name: str) -> list[str]:
+    """Return its routes in all tables."""
+    found = [line for family in ("-4", "-6") for line in ip(family, "route", "show", "table", "all").splitlines()]
+    return sorted(line.strip() for line in found if f"dev {name} " in f"{line} ")
+
+
+def move_and_restore(nic: Nic, pod: int) -> None:
+    outcome = moved(nic, pod)
+    nic.come_back(pod)
+    nic.new_agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
+
+
+def test_prefix_routes_of_a_network_manager_come_back(the_nic: Nic, pod: int) -> None:
+    """NetworkManager has the kernel make none (`noprefixroute`), and adds its own as the kernel's, with a metric."""
+    name = the_nic.name
+    prefixes = {"10.7.7.7/24": "10.7.7.0/24", "2001:db8::7/64": "2001:db8::/64"}
+    for address, prefix in prefixes.items():
+        ip("address", "add", address, "dev", name, "noprefixroute")
+        source = ["scope", "link", "src", address.partition("/")[0]] if "." in address else []
+        ip("route", "add", prefix, "dev", name, "proto", "kernel", *source, "metric", "101")
+    before = configured(name)
+    assert sum("proto kernel" in line and "metric 101" in line for line in before) == 2
+    move_and_restore(the_nic, pod)
+    assert configured(name) == before
+
+
+def test_prefix_routes_of_addresses_that_expire_do_not_come_back(the_nic: Nic, pod: int) -> None:
+    """The DHCP client adds both again."""
+    name = the_nic.name
+    before = configured(name)
+    ip("address", "add", "10.7.7.7/24", "dev", name, "noprefixroute", "valid_lft", "600", "preferred_lft", "600")
+    source = ["scope", "link", "src", "10.7.7.7"]
+    ip("route", "add", "10.7.7.0/24", "dev", name, "proto", "kernel", *source, "metric", "101")
+    ip("address", "add", "10.8.8.8/24", "dev", name, "valid_lft", "600", "preferred_lft", "600")
+    move_and_restore(the_nic, pod)
+    assert configured(name) == before
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ipaddress
 import socket
 import struct
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -25,13 +26,15 @@ _RTM_NEWADDR, _RTM_GETADDR, _RTM_NEWROUTE, _RTM_GETROUTE = 20, 22, 24, 26
 _CREATE = 0x200 | 0x400
 """NLM_F_EXCL and NLM_F_CREATE."""
 _ADDRESS = struct.Struct("=BBBBI")
-_IFA_F_PERMANENT = 0x80
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
+_IFA_F_PERMANENT, _IFA_F_NOPREFIXROUTE = 0x80, 0x200
 _SCOPE_LINK = 253
 _ROUTE = struct.Struct("=BBBBBBBBI")
-_RTA_DST, _RTA_OIF = 1, 4
+_RTA_DST, _RTA_OIF, _RTA_PREFSRC = 1, 4, 7
 _UNICAST, _LOCAL_TABLE = 1, 255
-_OF_KERNEL = frozenset({1, 2, 9})
-"""RTPROT_REDIRECT, RTPROT_KERNEL and RTPROT_RA: the kernel makes them with the address, or on a message of a router."""
+_OF_ROUTER = frozenset({1, 9})
+"""RTPROT_REDIRECT and RTPROT_RA: the kernel makes them on a message of a router."""
+_RTPROT_KERNEL = 2
 _CLONED, _ONLINK = 0x200, 0x4
 """RTM_F_CLONED, RTNH_F_ONLINK; the other flags are of the present state."""
 _INDEX = struct.Struct("=I")
@@ -44,15 +47,18 @@ def read(index: int) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     """
     deadline = time.monotonic() + _TIMEOUT_S
 
-    def matching(is_wanted: Callable[[bytes, int], bool]) -> Callable[[Iterator[bytes]], _Found]:
-        return lambda messages: _Found.of(message for message in messages if is_wanted(message, index))
+    def matching(is_wanted: Callable[[bytes], bool]) -> Callable[[Iterator[bytes]], _Found]:
+        return lambda messages: _Found.of(message for message in messages if is_wanted(message))
 
     body = _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-    found = netlink_dump.dump(_RTM_GETADDR, body, matching(_is_own_address), deadline=deadline)
+    found = netlink_dump.dump(_RTM_GETADDR, body, matching(lambda one: _is_own_address(one, index)), deadline=deadline)
+    added = frozenset(filter(None, map(_added_prefix, found.kept)))
     routes = _Found((), 0)
     for family in (socket.AF_INET, socket.AF_INET6):
         body = _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)
-        more = netlink_dump.dump(_RTM_GETROUTE, body, matching(_is_own_route), deadline=deadline)
+        more = netlink_dump.dump(
+            _RTM_GETROUTE, body, matching(lambda one: _is_own_route(one, index, added)), deadline=deadline
+        )
         routes = _Found(routes.kept + more.kept, routes.total + more.total)
     for one, what in ((found, "addresses"), (routes, "routes")):
         if one.total > MAX_ENTRIES:
@@ -98,17 +104,44 @@ def _is_own_address(message: bytes, index: int) -> bool:
     return of == index and bool(flags & _IFA_F_PERMANENT) and (family == socket.AF_INET or scope < _SCOPE_LINK)
 
 
-def _is_own_route(message: bytes, index: int) -> bool:
-    _, _, _, _, table, protocol, _, kind, flags = _ROUTE.unpack_from(message)
-    if kind != _UNICAST or protocol in _OF_KERNEL or table == _LOCAL_TABLE or flags & _CLONED:
+class _Prefix(NamedTuple):
+    """The network of an address."""
+
+    family: int
+    length: int
+    network: bytes
+    source: bytes
+    """The address; with IPv6, routes to it do not name it."""
+
+
+def _added_prefix(message: bytes) -> _Prefix | None:
+    """Return the network of an address for which the kernel makes no route: NetworkManager adds one as the kernel's."""
+    family, length, *_ = _ADDRESS.unpack_from(message)
+    values = attributes(message[_ADDRESS.size :])
+    if not int.from_bytes(values.get(_IFA_FLAGS, b""), sys.byteorder) & _IFA_F_NOPREFIXROUTE:
+        return None
+    address = values.get(_IFA_ADDRESS, b"")
+    host_bits = len(address) * 8 - length
+    network = (int.from_bytes(address) >> host_bits << host_bits).to_bytes(len(address))
+    return _Prefix(family, length, network, values.get(_IFA_LOCAL, b"") if family == socket.AF_INET else b"")
+
+
+def _is_own_route(message: bytes, index: int, added: Container[_Prefix]) -> bool:
+    family, length, _, _, table, protocol, _, kind, flags = _ROUTE.unpack_from(message)
+    if kind != _UNICAST or protocol in _OF_ROUTER or table == _LOCAL_TABLE or flags & _CLONED:
         return False
-    return netlink_dump.attributes(message, _ROUTE.size).get(_RTA_OIF) == _INDEX.pack(index)
+    values = netlink_dump.attributes(message, _ROUTE.size)
+    if values.get(_RTA_OIF) != _INDEX.pack(index):
+        return False
+    # The kernel makes its own with the address.
+    prefix = _Prefix(family, length, values.get(_RTA_DST, b""), values.get(_RTA_PREFSRC, b""))
+    return protocol != _RTPROT_KERNEL or prefix in added
 
 
 def _address(message: bytes, index: int) -> tuple[str, bytes]:
     family, prefix, flags, scope, _ = _ADDRESS.unpack_from(message)
     values = attributes(message[_ADDRESS.size :])
-    address = next((values[kind] for kind in (2, 1) if kind in values), b"")
+    address = next((values[kind] for kind in (_IFA_LOCAL, _IFA_ADDRESS) if kind in values), b"")
     header = _ADDRESS.pack(family, prefix, flags, scope, index)
     return f"address {_text(address)}/{prefix}", header + _joined(values.items())
 
