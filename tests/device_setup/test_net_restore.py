@@ -9,8 +9,9 @@ import re
 import socket
 import struct
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from device_setup.moved_nic import (
 from dra_agent.device_setup.netlink_request import ROUTE, Connection, attribute, attributes
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.prepare.setup import SetupOutcome
+from eventually import eventually
 
 pytestmark = pytest.mark.skipif(not possible(), reason="needs root, network namespaces, iproute2 and util-linux")
 
@@ -444,6 +446,69 @@ def test_prefix_routes_of_addresses_that_expire_do_not_come_back(the_nic: Nic, p
     ip("address", "add", "10.8.8.8/24", "dev", name, "valid_lft", "600", "preferred_lft", "600")
     move_and_restore(the_nic, pod)
     assert configured(name) == before
+
+
+@contextmanager
+def next_hop(name: str) -> Iterator[str]:
+    """Yield a nexthop object of the interface, as routing daemons use them; skips if the kernel has none."""
+    number = str(os.getpid())
+    if not ip("nexthop", "add", "id", number, "dev", name, check=False) and number not in ip("nexthop", "show"):
+        pytest.skip("this kernel has no nexthop objects")
+    try:
+        yield number
+    finally:
+        ip("nexthop", "delete", "id", number, check=False)
+
+
+@pytest.mark.parametrize("readded", [False, True])
+def test_a_route_over_a_nexthop_object_comes_back(the_nic: Nic, pod: int, readded: bool) -> None:
+    """The kernel removes the object with the interface; the daemon that made it may add both again by then."""
+    name, route = the_nic.name, ["10.40.0.0/16", "proto", "static"]
+    with next_hop(name) as number:
+        ip("route", "add", *route, "nhid", number)
+        outcome = moved(the_nic, pod)
+        the_nic.come_back(pod)
+        if readded:
+            ip("link", "set", "dev", IN_POD, "up")
+            ip("nexthop", "add", "id", number, "dev", IN_POD)
+            ip("route", "add", *route, "nhid", number)
+        the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
+        found = [line for line in routes(name) if line.startswith("10.40.0.0/16")]
+    assert len(found) == 1 and f"dev {name} " in found[0]
+
+
+def test_a_route_comes_back_whose_source_the_kernel_checks_first(the_nic: Nic, pod: int) -> None:
+    """It refuses the route until no other host has claimed the IPv6 address, for a second or two."""
+    name, route = the_nic.name, ["2001:db8:5::/64", "src", "2001:db8::7"]
+    ip("address", "add", "2001:db8::7/64", "dev", name)
+    eventually(lambda: "tentative" not in ip("address", "show", "dev", name), "the address is not in use")
+    ip("-6", "route", "add", *route, "dev", name)
+    before = configured(name)
+    move_and_restore(the_nic, pod)
+    assert configured(name) == before
+
+
+def test_a_route_that_cannot_come_back_does_not_keep_the_nic(
+    the_nic: Nic, pod: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its source is an address that the host has removed since, or another interface has the destination by now."""
+    name, source = the_nic.name, "198.18.99.99"
+    ip("address", "add", f"{source}/32", "dev", the_nic.peer)
+    ip("route", "add", "10.41.0.0/16", "dev", name, "src", source)
+    ip("route", "add", "10.42.0.0/16", "dev", name)
+    ip("route", "add", "10.43.0.0/16", "dev", name)
+    outcome = moved(the_nic, pod)
+    ip("address", "delete", f"{source}/32", "dev", the_nic.peer)
+    ip("route", "add", "10.43.0.0/16", "dev", the_nic.peer)
+    the_nic.come_back(pod)
+    agent = the_nic.new_agent()
+    agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    found = routes(name)
+    assert not any(line.startswith(("10.41", "10.43")) for line in found)
+    assert any(line.startswith("10.42.0.0/16") for line in found) and agent.noted("a") == []
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    shown = "route 10.41.0.0/16 is not restored: Invalid argument; route 10.43.0.0/16 is not restored: File exists"
+    assert vars(warning)["missing"] == shown
 
 
 @pytest.mark.parametrize(

@@ -315,6 +315,9 @@ class NicSetup:
         if done.changed:
             extra = {"device": device, "interface": original.ifname, "changed": "; ".join(done.changed)}
             log.info("interface restored", extra=extra)
+        if done.missing:
+            extra = {"device": device, "interface": original.ifname, "missing": "; ".join(done.missing)}
+            log.warning("routes of the interface are not restored", extra=extra)
         if done.refused:
             raise RetryableError(
                 f"{original.ifname}: {done.refused}", where=f"device {device}", hint="repair it; the agent retries"
