@@ -17,6 +17,7 @@ import pytest
 
 from deadlines import a_minute
 from dra_agent.claim import ClaimDevice
+from dra_agent.claimable.network import HostNetwork
 from dra_agent.device_setup import rtnetlink
 from dra_agent.device_setup.link import raw, shown, text
 from dra_agent.device_setup.net import NicConfig, NicSetup
@@ -129,6 +130,23 @@ def test_an_interface_that_the_host_has_come_to_use_keeps_its_mtu(tree: Tree) ->
     (tree.host.sysfs / "class/net/ens1/master").symlink_to("../bond0")
     agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
     assert tree.shown("ens1") == (9000, True) and agent.noted("a") == []
+
+
+def test_an_interface_whose_use_cannot_be_known_keeps_its_mtu(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The host has more routes than the agent reads by now: a retry would find the same, for the life of the pod."""
+    agent = tree.agent()
+    outcome = agent.set_up("a", given(nic()), want(mtu=9000), None, a_minute())
+    monkeypatch.setattr(agent, "_network", HostNetwork(tree.host, max_routes=2))
+    (tree.host.proc / "net").mkdir(parents=True, exist_ok=True)
+    line = "eth9\t{:08X}\t0100000A\t0003\t0\t0\t0\tFFFFFFFF\t0\t0\t0\n"
+    lines = [line.format(number) for number in range(1, 5)]
+    (tree.host.proc / "net/route").write_text("".join(["Iface\tDestination\tGateway\n", *lines]))
+    agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert tree.shown("ens1") == (9000, True) and agent.noted("a") == []
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "it is not known whether the host uses ens1" in vars(warning)["reason"]
 
 
 def test_a_new_name_of_the_host_stays(tree: Tree) -> None:

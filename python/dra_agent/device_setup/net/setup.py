@@ -14,7 +14,7 @@ import msgspec
 
 from dra_agent.cdi.claim import env_name
 from dra_agent.cdi.model import ContainerEdits
-from dra_agent.claimable.network import HostNetwork
+from dra_agent.claimable.network import HostNetwork, UnknownUseError
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup import rtnetlink
 from dra_agent.device_setup.container_hook import ContainerHook
@@ -280,10 +280,15 @@ class NicSetup:
         desired = original.interface
         if desired.name is not None or desired.mtu is None or self.interfaces.mtu(name) != desired.mtu:
             return
-        use = self._network.present_use(name, f"device {device}")
-        if use is not None and use.code == "host-interface":
-            extra = {"device": device, "interface": name, "mtu": desired.mtu, "reason": use.reason}
-            log.warning("the MTU of the claim stays, the host uses the interface", extra=extra)
+        try:
+            use = self._network.present_use(name, f"device {device}")
+        except UnknownUseError as error:
+            reason = error.message
+        else:
+            reason = use.reason if use is not None and use.code == "host-interface" else ""
+        if reason:
+            extra = {"device": device, "interface": name, "mtu": desired.mtu, "reason": reason}
+            log.warning("the MTU of the claim stays, the host may use the interface", extra=extra)
         else:
             self.interfaces.set_mtu(name, original.mtu)
 
