@@ -171,6 +171,17 @@ def test_after_a_restart_of_the_host_an_interface_is_as_the_host_configures_it(
     assert tree.shown("ens1") == (9000, False) and agent.noted("a") == []
 
 
+def test_a_boot_that_an_earlier_agent_recorded_counts(tree: Tree) -> None:
+    """It recorded the boot with the properties of the link."""
+    agent = tree.agent()
+    outcome = agent.set_up("a", given(nic()), want(name="net1"), None, a_minute())
+    link = {"hardware_address": "02:fc:00:00:00:31", "boot_id": "11111111-2222-3333-4444-555555555555"}
+    tree.note(boot_id="", link=link, network="net:[4026532281]")
+    tree.host_sets("ens1", 9000, "0x1002")
+    agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert tree.shown("ens1") == (9000, False) and agent.noted("a") == []
+
+
 def test_a_claim_that_is_prepared_again_after_a_restart_records_the_interface_again(tree: Tree) -> None:
     agent = tree.agent()
     outcome = agent.set_up("a", given(nic()), want(mtu=9000), None, a_minute())

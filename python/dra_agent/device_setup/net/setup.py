@@ -157,7 +157,7 @@ class NicSetup:
         device = item.device.name
         original = self._originals.read(device)
         # After a restart of the host the interface is as the host configures it.
-        if original is not None and original.uid == uid and original.boot_id in ("", self._host.boot_id()):
+        if original is not None and original.uid == uid and original.boot in ("", self._host.boot_id()):
             if original.interface != desired:  # recorded by an agent that saved less
                 original = msgspec.structs.replace(original, interface=desired)
                 self._originals.write(device, original)
@@ -252,7 +252,7 @@ class NicSetup:
 
     def _restore(self, device: str, original: OriginalInterface, deadline: Deadline) -> None:
         """Undo what the claim and its containers changed; RetryableError if a part remains, on every retry."""
-        if original.boot_id not in ("", self._host.boot_id()):
+        if original.boot not in ("", self._host.boot_id()):
             return  # since the restart of the host it has what the host configures
         name = original.ifname
         differing: tuple[str, ...] = ()
