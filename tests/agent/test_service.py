@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import marshal
+import os
 import re
 import shutil
 import subprocess
@@ -62,6 +63,31 @@ def test_the_devices_drop_in_permits_device_changes() -> None:
     allowed = re.search(r"^CapabilityBoundingSet=(.*)$", drop_in, re.MULTILINE)
     # Directories of processes of other users are private (proc(5)): reading them needs this capability besides ptrace.
     assert allowed and {"CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"} <= set(allowed[1].split())
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
+@pytest.mark.parametrize("name", ["devices.conf", "net.conf"])
+def test_a_drop_in_permits_to_search_processes_of_other_users(name: str) -> None:
+    """A device whose users are unknown is not changed, so that every claim would fail."""
+    allowed = re.search(r"^CapabilityBoundingSet=(.*)$", (ROOT / "systemd" / name).read_text(), re.MULTILINE)
+    assert allowed
+    capabilities = ",".join(["-all", *(f"+{one.removeprefix('CAP_').lower()}" for one in allowed[1].split())])
+    search = """
+import sys
+from dra_agent.deadline import Deadline
+from dra_agent.device_setup.open_files import DeviceNode, processes_holding
+from dra_agent.host import Host
+holders = processes_holding(Host(), [DeviceNode("/dev/null", (1, 3))], Deadline.of(60))
+print([one.node for one in holders.found if one.pid == int(sys.argv[1])], holders.unread.get(int(sys.argv[1])))
+"""
+    with subprocess.Popen(["sleep", "60"], user=65534, stdin=subprocess.DEVNULL) as process:
+        try:
+            restricted = ["setpriv", "--inh-caps", "-all", "--bounding-set", capabilities]
+            command = [*restricted, sys.executable, "-c", search, str(process.pid)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        finally:
+            process.kill()
+    assert (done.stdout, done.stderr) == ("['/dev/null'] None\n", "")
 
 
 def test_every_exemption_has_a_reason() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from deadlines import a_minute
 from dra_agent.claim import ClaimDevice
+from dra_agent.claimable.network import HostNetwork
 from dra_agent.device_setup import rtnetlink
 from dra_agent.device_setup.link import raw, shown, text
 from dra_agent.device_setup.net import NicConfig, NicSetup
@@ -131,6 +132,23 @@ def test_an_interface_that_the_host_has_come_to_use_keeps_its_mtu(tree: Tree) ->
     assert tree.shown("ens1") == (9000, True) and agent.noted("a") == []
 
 
+def test_an_interface_whose_use_cannot_be_known_keeps_its_mtu(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The host has more routes than the agent reads by now: a retry would find the same, for the life of the pod."""
+    agent = tree.agent()
+    outcome = agent.set_up("a", given(nic()), want(mtu=9000), None, a_minute())
+    monkeypatch.setattr(agent, "_network", HostNetwork(tree.host, max_routes=2))
+    (tree.host.proc / "net").mkdir(parents=True, exist_ok=True)
+    line = "eth9\t{:08X}\t0100000A\t0003\t0\t0\t0\tFFFFFFFF\t0\t0\t0\n"
+    lines = [line.format(number) for number in range(1, 5)]
+    (tree.host.proc / "net/route").write_text("".join(["Iface\tDestination\tGateway\n", *lines]))
+    agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert tree.shown("ens1") == (9000, True) and agent.noted("a") == []
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "it is not known whether the host uses ens1" in vars(warning)["reason"]
+
+
 def test_a_new_name_of_the_host_stays(tree: Tree) -> None:
     agent = tree.agent()
     outcome = agent.set_up("a", given(nic()), want(mtu=9000), None, a_minute())
@@ -148,6 +166,17 @@ def test_after_a_restart_of_the_host_an_interface_is_as_the_host_configures_it(
     agent = tree.agent()
     outcome = agent.set_up("a", given(nic()), want(**interface), None, a_minute())
     tree.note(boot_id="11111111-2222-3333-4444-555555555555", network="net:[4026532281]")
+    tree.host_sets("ens1", 9000, "0x1002")
+    agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert tree.shown("ens1") == (9000, False) and agent.noted("a") == []
+
+
+def test_a_boot_that_an_earlier_agent_recorded_counts(tree: Tree) -> None:
+    """It recorded the boot with the properties of the link."""
+    agent = tree.agent()
+    outcome = agent.set_up("a", given(nic()), want(name="net1"), None, a_minute())
+    link = {"hardware_address": "02:fc:00:00:00:31", "boot_id": "11111111-2222-3333-4444-555555555555"}
+    tree.note(boot_id="", link=link, network="net:[4026532281]")
     tree.host_sets("ens1", 9000, "0x1002")
     agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
     assert tree.shown("ens1") == (9000, False) and agent.noted("a") == []
@@ -335,6 +364,15 @@ def test_an_interface_whose_rdma_device_a_process_has_open_is_not_moved(tree: Tr
     # From here on it is a container of the claim itself that has it open.
     (process / "fd/3").symlink_to(verbs)
     assert agent.set_up("a", given(device), want(name="net1"), outcome.record, a_minute()) == outcome
+
+
+def test_a_service_that_may_not_search_processes_is_told_its_drop_in(tree: Tree) -> None:
+    verbs = "/dev/infiniband/uverbs3"
+    (tree.host.proc / "self/ns").mkdir(parents=True)
+    (tree.host.proc / "self/ns/pid").symlink_to("pid:[4026532201]")
+    device = msgspec.structs.replace(nic("nic-0000-31-00-0"), nodes=(DeviceNode(verbs, verbs, "uverbs"),))
+    with pytest.raises(RetryableError, match=r"a process has /dev/infiniband/uverbs3 open: .*systemd/net\.conf"):
+        tree.agent().set_up("a", given(device), want(name="net1"), None, a_minute())
 
 
 def test_a_claim_without_changes_does_not_ask_for_the_hosts_use(tree: Tree) -> None:

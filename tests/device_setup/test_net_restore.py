@@ -9,8 +9,9 @@ import re
 import socket
 import struct
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from device_setup.moved_nic import (
 from dra_agent.device_setup.netlink_request import ROUTE, Connection, attribute, attributes
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.prepare.setup import SetupOutcome
+from eventually import eventually
 
 pytestmark = pytest.mark.skipif(not possible(), reason="needs root, network namespaces, iproute2 and util-linux")
 
@@ -396,16 +398,117 @@ def test_addresses_come_back_with_their_settings_and_routes(the_nic: Nic, pod: i
         ip("route", "add", *route, "dev", name)
     ip("-6", "route", "add", "2001:db8:9::/48", "dev", name)
 
-    def state() -> list[str]:
-        words = [line.strip() for line in ip("address", "show", "dev", name).splitlines()[2:]]
-        routes = [line for family in ("-4", "-6") for line in ip(family, "route", "show", "table", "all").splitlines()]
-        return sorted(words) + sorted(line.strip() for line in routes if f"dev {name} " in line)
+    before = configured(name)
+    move_and_restore(the_nic, pod)
+    assert configured(name) == before
 
-    before = state()
+
+def configured(name: str) -> list[str]:
+    """Return the addresses and routes of an interface as ip(8) shows them."""
+    lines = ip("address", "show", "dev", name).replace(" tentative", "").splitlines()
+    words = [line.strip() for line in lines[2:]]
+    return sorted(words) + routes(name)
+
+
+def routes(name: str) -> list[str]:
+    """Return its routes in all tables."""
+    found = [line for family in ("-4", "-6") for line in ip(family, "route", "show", "table", "all").splitlines()]
+    return sorted(line.strip() for line in found if f"dev {name} " in f"{line} ")
+
+
+def move_and_restore(nic: Nic, pod: int) -> None:
+    outcome = moved(nic, pod)
+    nic.come_back(pod)
+    nic.new_agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
+
+
+def test_prefix_routes_of_a_network_manager_come_back(the_nic: Nic, pod: int) -> None:
+    """NetworkManager has the kernel make none (`noprefixroute`), and adds its own as the kernel's, with a metric."""
+    name = the_nic.name
+    prefixes = {"10.7.7.7/24": "10.7.7.0/24", "2001:db8::7/64": "2001:db8::/64"}
+    for address, prefix in prefixes.items():
+        ip("address", "add", address, "dev", name, "noprefixroute")
+        source = ["scope", "link", "src", address.partition("/")[0]] if "." in address else []
+        ip("route", "add", prefix, "dev", name, "proto", "kernel", *source, "metric", "101")
+    before = configured(name)
+    assert sum("proto kernel" in line and "metric 101" in line for line in before) == 2
+    move_and_restore(the_nic, pod)
+    assert configured(name) == before
+
+
+def test_prefix_routes_of_addresses_that_expire_do_not_come_back(the_nic: Nic, pod: int) -> None:
+    """The DHCP client adds both again."""
+    name = the_nic.name
+    before = configured(name)
+    ip("address", "add", "10.7.7.7/24", "dev", name, "noprefixroute", "valid_lft", "600", "preferred_lft", "600")
+    source = ["scope", "link", "src", "10.7.7.7"]
+    ip("route", "add", "10.7.7.0/24", "dev", name, "proto", "kernel", *source, "metric", "101")
+    ip("address", "add", "10.8.8.8/24", "dev", name, "valid_lft", "600", "preferred_lft", "600")
+    move_and_restore(the_nic, pod)
+    assert configured(name) == before
+
+
+@contextmanager
+def next_hop(name: str) -> Iterator[str]:
+    """Yield a nexthop object of the interface, as routing daemons use them; skips if the kernel has none."""
+    number = str(os.getpid())
+    if not ip("nexthop", "add", "id", number, "dev", name, check=False) and number not in ip("nexthop", "show"):
+        pytest.skip("this kernel has no nexthop objects")
+    try:
+        yield number
+    finally:
+        ip("nexthop", "delete", "id", number, check=False)
+
+
+@pytest.mark.parametrize("readded", [False, True])
+def test_a_route_over_a_nexthop_object_comes_back(the_nic: Nic, pod: int, readded: bool) -> None:
+    """The kernel removes the object with the interface; the daemon that made it may add both again by then."""
+    name, route = the_nic.name, ["10.40.0.0/16", "proto", "static"]
+    with next_hop(name) as number:
+        ip("route", "add", *route, "nhid", number)
+        outcome = moved(the_nic, pod)
+        the_nic.come_back(pod)
+        if readded:
+            ip("link", "set", "dev", IN_POD, "up")
+            ip("nexthop", "add", "id", number, "dev", IN_POD)
+            ip("route", "add", *route, "nhid", number)
+        the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
+        found = [line for line in routes(name) if line.startswith("10.40.0.0/16")]
+    assert len(found) == 1 and f"dev {name} " in found[0]
+
+
+def test_a_route_comes_back_whose_source_the_kernel_checks_first(the_nic: Nic, pod: int) -> None:
+    """It refuses the route until no other host has claimed the IPv6 address, for a second or two."""
+    name, route = the_nic.name, ["2001:db8:5::/64", "src", "2001:db8::7"]
+    ip("address", "add", "2001:db8::7/64", "dev", name)
+    eventually(lambda: "tentative" not in ip("address", "show", "dev", name), "the address is not in use")
+    ip("-6", "route", "add", *route, "dev", name)
+    before = configured(name)
+    move_and_restore(the_nic, pod)
+    assert configured(name) == before
+
+
+def test_a_route_that_cannot_come_back_does_not_keep_the_nic(
+    the_nic: Nic, pod: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its source is an address that the host has removed since, or another interface has the destination by now."""
+    name, source = the_nic.name, "198.18.99.99"
+    ip("address", "add", f"{source}/32", "dev", the_nic.peer)
+    ip("route", "add", "10.41.0.0/16", "dev", name, "src", source)
+    ip("route", "add", "10.42.0.0/16", "dev", name)
+    ip("route", "add", "10.43.0.0/16", "dev", name)
     outcome = moved(the_nic, pod)
+    ip("address", "delete", f"{source}/32", "dev", the_nic.peer)
+    ip("route", "add", "10.43.0.0/16", "dev", the_nic.peer)
     the_nic.come_back(pod)
-    the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
-    assert state() == before
+    agent = the_nic.new_agent()
+    agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    found = routes(name)
+    assert not any(line.startswith(("10.41", "10.43")) for line in found)
+    assert any(line.startswith("10.42.0.0/16") for line in found) and agent.noted("a") == []
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    shown = "route 10.41.0.0/16 is not restored: Invalid argument; route 10.43.0.0/16 is not restored: File exists"
+    assert vars(warning)["missing"] == shown
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,10 @@ _DENIED = frozenset({errno.EPERM, errno.EACCES, errno.EAFNOSUPPORT})
 _DENIED_HINT = "allow AF_NETLINK sockets (RestrictAddressFamilies= of the unit)"
 
 
+class UnknownUseError(RetryableError):
+    """The view does not show the interface's use, although the kernel has answered: the next one may show no more."""
+
+
 class HostNetwork:
     """The network of one host; keeps the last complete view while the kernel does not answer. Thread-safe."""
 
@@ -50,7 +54,8 @@ class HostNetwork:
     def present_use(self, interface: str, where: str) -> HostUse | None:
         """Return how the host uses an interface now, for a claim that is about to change it.
 
-        RetryableError with the device `where` if that is not known: an earlier view is not enough.
+        RetryableError with the device `where` if that is not known: an earlier view is not enough. UnknownUseError if
+        the kernel was not late.
         """
         view = self.view([])
         use = host_use(replace(view, incomplete=None), interface)
@@ -59,9 +64,8 @@ class HostNetwork:
         if unknown is None or (view.late is None and is_here and use is not None and use.code == "host-interface"):
             return use
         shown = printable(interface, line=True)
-        raise RetryableError(
-            f"it is not known whether the host uses {shown}: {unknown}", where=where, hint="the agent retries"
-        )
+        error = UnknownUseError if view.late is None else RetryableError
+        raise error(f"it is not known whether the host uses {shown}: {unknown}", where=where, hint="the agent retries")
 
     def view(self, problems: list[Diagnostic]) -> NetworkView:
         """Return the present network, or what is known of it; the view's problems are added to `problems`."""

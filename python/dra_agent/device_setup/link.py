@@ -75,6 +75,8 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     addresses: tuple[bytes, ...] | None = None
     routes: tuple[bytes, ...] = ()
     """See dra_agent.device_setup.link_addresses; None if an earlier agent recorded the addresses as text only."""
+    boot_id: str = ""
+    """Where an earlier agent recorded the boot; see `OriginalInterface.boot`."""
 
 
 def text(name: str | bytes | None) -> str:

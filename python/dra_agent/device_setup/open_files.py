@@ -25,7 +25,7 @@ from dra_agent.inventory.vendors import gpu_vendor
 from dra_agent.processes.file_tables import file_tables
 from dra_agent.processes.open_file import FileIdentity, device_identity, identity_of
 from dra_agent.processes.stat import process_ids, read_stat
-from dra_agent.processes.visibility import PERMISSION_HINT, hidden_processes_reason
+from dra_agent.processes.visibility import hidden_processes_reason, permission_hint
 
 SEARCH_TIMEOUT_S = 30.0
 """Seconds for the open files of all processes. On a busy host, 190 processes with 1,900 files take 0.12 s of CPU."""
@@ -80,11 +80,19 @@ class _LateError(Exception):
     """The time for the search is over."""
 
 
-def require_unused(host: Host, nodes: Sequence[DeviceNode], where: str, deadline: Deadline, why: str = "") -> None:
+def require_unused(
+    host: Host,
+    nodes: Sequence[DeviceNode],
+    where: str,
+    deadline: Deadline,
+    why: str = "",
+    *,
+    drop_in: str = "devices.conf",
+) -> None:
     """Reject a change while a process uses the device; RetryableError names the process, or why it is unknown.
 
-    `why` starts the message: "it is in mode SPX and in use". It takes at most SEARCH_TIMEOUT_S, ends at the deadline,
-    and takes a little more for the file that is read then.
+    `why` starts the message: "it is in mode SPX and in use"; `drop_in` permits the search. It takes at most
+    SEARCH_TIMEOUT_S, ends at the deadline, and takes a little more for the file that is read then.
     """
     prefix = f"{why}: " if why else ""
     holders = processes_holding(host, nodes, deadline)
@@ -95,7 +103,7 @@ def require_unused(host: Host, nodes: Sequence[DeviceNode], where: str, deadline
         hidden = f"the agent cannot read the open files of process {pid} ({reason})"
     if hidden:
         message = f"cannot determine if a process has {nodes[0]} open: {hidden}"
-        raise RetryableError(prefix + message, where=where, hint=PERMISSION_HINT)
+        raise RetryableError(prefix + message, where=where, hint=permission_hint(drop_in))
 
 
 def refuse_holders(holders: FileHolders, where: str, prefix: str = "") -> None:

@@ -124,6 +124,8 @@ class NetResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """Properties that were changed, as text."""
     differing: tuple[str, ...] = ()
     """Properties that could not be restored, or cannot be compared, and why."""
+    missing: tuple[str, ...] = ()
+    """Routes that the kernel no longer accepts, and why; they keep no claim."""
     link: Link | None = None
     mtu_range: tuple[int, int] | None = None
     """Minimum and maximum bytes that the driver accepts; a maximum of 0 is unknown."""
@@ -181,6 +183,7 @@ def restore(request: RestoreRequest) -> NetResult:
     """Process the request in the host's network namespace."""
     changed: list[str] = []
     differing: list[str] = []
+    missing: list[str] = []
     with netlink.connect() as host:
         found = _at(host, request.interface)
         if found is None:
@@ -202,15 +205,16 @@ def restore(request: RestoreRequest) -> NetResult:
             changed += done
             differing += left
         if link.addresses is not None:
-            done, left = link_addresses.restore(index, link.addresses, link.routes)
-            changed += done
-            differing += left
+            restored = link_addresses.restore(index, link.addresses, link.routes)
+            changed += restored.added
+            differing += restored.failed
+            missing = restored.missing
         for address in request.addresses if link.addresses is None else ():
             if why := _add_address(host, index, address):
                 return NetResult("there", why, tuple(changed), tuple(differing))
         if "IFLA_LINKMODE" in link.numbers:
             _leave_held_state(host, request.interface)
-    return NetResult("there", "", tuple(changed), tuple(differing))
+    return NetResult("there", "", tuple(changed), tuple(differing), tuple(missing))
 
 
 def describe(request: Describe) -> NetResult:

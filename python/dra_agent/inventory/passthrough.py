@@ -26,7 +26,7 @@ from dra_agent.inventory.moved import MovedInterfaces
 from dra_agent.inventory.settings import PassthroughRule
 from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.json_decode import decode_json
-from dra_agent.processes.visibility import PERMISSION_HINT, hidden_processes_reason
+from dra_agent.processes.visibility import hidden_processes_reason, permission_hint
 from dra_agent.topology.model import PciFunction, Topology
 
 log = logging.getLogger(__name__)
@@ -253,7 +253,7 @@ class Passthrough:
             message = (
                 f"devices with nodes are not bound to vfio-pci, because a hidden process may have them open: {blind}"
             )
-            problems.append(Diagnostic("inventory.passthrough", message, PERMISSION_HINT))
+            problems.append(Diagnostic("inventory.passthrough", message, permission_hint()))
         return found.published
 
     def _apply_rules(self, device: Device, topology: Topology) -> RuleResult:

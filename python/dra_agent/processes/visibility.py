@@ -10,7 +10,11 @@ from dra_agent.host import Host
 
 _FIRST = "pid:[4026531836]"
 """The initial PID namespace of a host (PROC_PID_INIT_INO, include/linux/proc_ns.h)."""
-PERMISSION_HINT = "run the agent with `hostPID` and `privileged` in a pod, with systemd/devices.conf as a service"
+
+
+def permission_hint(drop_in: str = "devices.conf") -> str:
+    """Return how the agent gets to see all processes; `drop_in` is the file of systemd/ for the feature."""
+    return f"run the agent with `hostPID` and `privileged` in a pod, with systemd/{drop_in} as a service"
 
 
 def hidden_processes_reason(host: Host) -> str:

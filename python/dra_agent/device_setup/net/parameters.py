@@ -160,7 +160,12 @@ class OriginalInterface(msgspec.Struct, frozen=True, omit_defaults=True):
     moving: str = ""
     """The network namespace that it is being moved to, recorded before the move: the mover may crash."""
     boot_id: str = ""
-    """Of the boot that this state belongs to; "" if an earlier agent recorded it."""
+    """Of the boot that this state belongs to; see `boot`."""
+
+    @property
+    def boot(self) -> str:
+        """The ID of its boot; "" if an agent recorded none."""
+        return self.boot_id or (self.link.boot_id if self.link is not None else "")
 
     @property
     def has_moved(self) -> bool:

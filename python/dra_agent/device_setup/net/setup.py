@@ -14,7 +14,7 @@ import msgspec
 
 from dra_agent.cdi.claim import env_name
 from dra_agent.cdi.model import ContainerEdits
-from dra_agent.claimable.network import HostNetwork
+from dra_agent.claimable.network import HostNetwork, UnknownUseError
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup import rtnetlink
 from dra_agent.device_setup.container_hook import ContainerHook
@@ -157,7 +157,7 @@ class NicSetup:
         device = item.device.name
         original = self._originals.read(device)
         # After a restart of the host the interface is as the host configures it.
-        if original is not None and original.uid == uid and original.boot_id in ("", self._host.boot_id()):
+        if original is not None and original.uid == uid and original.boot in ("", self._host.boot_id()):
             if original.interface != desired:  # recorded by an agent that saved less
                 original = msgspec.structs.replace(original, interface=desired)
                 self._originals.write(device, original)
@@ -170,7 +170,8 @@ class NicSetup:
         refuse_use(self._network, [ifname], item.device, f"device {device}", "interface: ")
         if desired.name is not None:
             # The kernel removes the GIDs of an interface that leaves the host, also those that a process uses.
-            require_unused(self._host, _verbs(self._host, item.device), f"device {device}", deadline, "interface.name")
+            verbs = _verbs(self._host, item.device)
+            require_unused(self._host, verbs, f"device {device}", deadline, "interface.name", drop_in="net.conf")
         if desired.name is None and desired.mtu is not None and desired.mtu < _IPV6_MIN_MTU:
             use = self._network.present_use(ifname, f"device {device}")
             if use is not None:
@@ -251,7 +252,7 @@ class NicSetup:
 
     def _restore(self, device: str, original: OriginalInterface, deadline: Deadline) -> None:
         """Undo what the claim and its containers changed; RetryableError if a part remains, on every retry."""
-        if original.boot_id not in ("", self._host.boot_id()):
+        if original.boot not in ("", self._host.boot_id()):
             return  # since the restart of the host it has what the host configures
         name = original.ifname
         differing: tuple[str, ...] = ()
@@ -279,10 +280,15 @@ class NicSetup:
         desired = original.interface
         if desired.name is not None or desired.mtu is None or self.interfaces.mtu(name) != desired.mtu:
             return
-        use = self._network.present_use(name, f"device {device}")
-        if use is not None and use.code == "host-interface":
-            extra = {"device": device, "interface": name, "mtu": desired.mtu, "reason": use.reason}
-            log.warning("the MTU of the claim stays, the host uses the interface", extra=extra)
+        try:
+            use = self._network.present_use(name, f"device {device}")
+        except UnknownUseError as error:
+            reason = error.message
+        else:
+            reason = use.reason if use is not None and use.code == "host-interface" else ""
+        if reason:
+            extra = {"device": device, "interface": name, "mtu": desired.mtu, "reason": reason}
+            log.warning("the MTU of the claim stays, the host may use the interface", extra=extra)
         else:
             self.interfaces.set_mtu(name, original.mtu)
 
@@ -314,6 +320,9 @@ class NicSetup:
         if done.changed:
             extra = {"device": device, "interface": original.ifname, "changed": "; ".join(done.changed)}
             log.info("interface restored", extra=extra)
+        if done.missing:
+            extra = {"device": device, "interface": original.ifname, "missing": "; ".join(done.missing)}
+            log.warning("routes of the interface are not restored", extra=extra)
         if done.refused:
             raise RetryableError(
                 f"{original.ifname}: {done.refused}", where=f"device {device}", hint="repair it; the agent retries"
