@@ -411,9 +411,9 @@ def configured(name: str) -> list[str]:
 
 
 def routes(name: str) -> list[str]:
-    """Return its routes in all tables."""
+    """Return its routes in all tables, without those to itself: of an IPv6 address, one comes after its check."""
     found = [line for family in ("-4", "-6") for line in ip(family, "route", "show", "table", "all").splitlines()]
-    return sorted(line.strip() for line in found if f"dev {name} " in f"{line} ")
+    return sorted(line.strip() for line in found if f"dev {name} " in f"{line} " and not line.startswith("local "))
 
 
 def move_and_restore(nic: Nic, pod: int) -> None:
