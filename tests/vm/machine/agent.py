@@ -25,7 +25,10 @@ log_format = "json"
 state_dir = "/var/lib/dra-agent"
 run_dir = "/run/dra-agent"
 cdi_dir = "/run/cdi"
+[health]
+recovery_seconds = 1
 """
+"""A device that comes back a second time is unhealthy for twice that time, and the next time for four times."""
 
 CLAIM = """\
 apiVersion: resource.k8s.io/v1
