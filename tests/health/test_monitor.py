@@ -49,6 +49,19 @@ def test_a_lost_gpu_is_tainted_at_once_and_free_a_while_after_it_is_back(clock: 
     assert watched.observe(WELL) == WELL
 
 
+@pytest.mark.parametrize("cause", ["host-use", "not-claimable"])
+def test_a_state_that_sysfs_shows_ends_at_once_unless_it_recurs(clock: Clock, cause: str) -> None:
+    watched = monitor(clock)
+    for lasts_s in (0, 60, 120):
+        clock.now += 300
+        assert taints(watched.observe(inventory(gpu(0, cause))))
+        if lasts_s:
+            clock.now += lasts_s - 1
+            assert taints(watched.observe(WELL))
+            clock.now += 1
+        assert watched.observe(WELL) == WELL
+
+
 def test_a_device_with_unchanged_issues_stays_the_same_object(clock: Clock) -> None:
     watched = monitor(clock)
     lost = gpu(0, "gpu-lost")

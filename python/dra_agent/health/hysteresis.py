@@ -156,7 +156,13 @@ class IssueTracker:
         if active.cause.name == STARTING:
             return 0.0
         least = self._settings.event_seconds if active.happened else self._settings.recovery_seconds
-        return least * 2.0**active.relapses
+        relapses = active.relapses
+        if active.cause.name in SEEN_IN_SYSFS and not active.happened:
+            # A state, not a symptom: a device that returns is first without the interface that its driver makes.
+            if not relapses:
+                return 0.0
+            relapses -= 1
+        return least * 2.0**relapses
 
     def _longest(self) -> float:
         return max(self._settings.event_seconds, self._settings.recovery_seconds)
