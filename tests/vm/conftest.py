@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,10 @@ import pytest
 from permissions import permissions_of_root
 from vm.machine.agent import Agent, Commands
 from vm.machine.emulator import emulator
-from vm.machine.guest import Guest
+from vm.machine.guest import Guest, GuestError
 from vm.machine.initrd import BUSYBOX
 from vm.machine.kernels import SUITES, kernel
+from vm.machine.service import Service
 
 __all__ = ["permissions_of_root"]
 
@@ -60,6 +62,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the last messages of the guest's kernel to a failure."""
+    report = yield
+    fixtures: dict[str, object] = getattr(item, "funcargs", {})
+    for value in fixtures.values() if report.failed else ():
+        running = value.guest if isinstance(value, Service) else value
+        if isinstance(running, Guest):
+            with suppress(GuestError):
+                report.sections.append(("kernel of the guest", running.run("dmesg | tail -n 60", check=False)))
+            break
+    return report
 
 
 @pytest.fixture(scope="session")
