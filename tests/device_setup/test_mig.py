@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from deadlines import a_minute
@@ -139,6 +140,13 @@ def test_a_partition_is_made_with_the_mode_and_destroyed_after(world: World) -> 
     world.setup.tear_down("u1", [name], outcome.record, a_minute())
     assert world.exist() == []
     assert world.notes() == []
+
+
+def test_a_partition_that_its_driver_does_not_describe_waits(world: World) -> None:
+    unknown = msgspec.structs.replace(world.device(f"{FIRST}-mig-3g-40gb-4"), identity={})
+    with pytest.raises(RetryableError, match="its mig is not known now"):
+        world.setup.set_up("u1", [ask(unknown)], MigConfig(), None, a_minute())
+    assert world.exist() == []
 
 
 def test_a_repeat_changes_nothing_and_restores_missing_instances(world: World) -> None:

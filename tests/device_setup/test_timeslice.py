@@ -63,6 +63,13 @@ def test_it_is_set_and_reset(slicing: TimeSliceSetup, smi: Smi, interval: str, n
     assert len(smi.calls()) == calls, "nothing to undo is success"
 
 
+def test_a_gpu_that_its_driver_does_not_describe_waits(slicing: TimeSliceSetup, smi: Smi) -> None:
+    unknown = msgspec.structs.replace(gpu(), identity={})
+    with pytest.raises(RetryableError, match="its uuid is not known now"):
+        slicing.set_up("a", whole(unknown), want("Short"), None, a_minute())
+    assert smi.calls() == []
+
+
 def test_a_gpu_that_was_exclusive_is_so_again_afterwards(slicing: TimeSliceSetup, smi: Smi) -> None:
     smi.set_mode(UUID, "Exclusive_Process")
     slicing.set_up("a", whole(gpu()), want("Short"), None, a_minute())

@@ -16,7 +16,7 @@ import msgspec
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
-from dra_agent.errors import PermanentError
+from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.model import Device
 
 API_VERSION = "dra-agent.internal/v1"
@@ -44,6 +44,15 @@ class SetupDevice:
     def key(self) -> str:
         """Its name among the devices of the claim."""
         return self.allocated.key
+
+    def identity(self, name: str) -> str:
+        """Return a fact of the device; RetryableError if it lacks it now: its driver was unloaded, or restarted."""
+        value = self.device.identity.get(name)
+        if value is None:
+            raise RetryableError(
+                f"its {name} is not known now", where=f"device {self.device.name}", hint="check the device's driver"
+            )
+        return value
 
 
 @dataclass(frozen=True, slots=True)

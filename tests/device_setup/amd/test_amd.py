@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import tiers
@@ -64,6 +65,14 @@ def given(setup: AmdPartitionSetup, uid: str, *items: SetupDevice) -> list[list[
     outcome = setup.set_up(uid, items, NONE, None, a_minute())
     edits = [outcome.edits[item.key] for item in items]
     return [[node.path for node in one.device_nodes] + [mount.container_path for mount in one.mounts] for one in edits]
+
+
+def test_a_partition_that_its_driver_does_not_describe_waits(bench: Bench) -> None:
+    item = bench.item("-cpx-0")
+    unknown = replace(item, device=msgspec.structs.replace(item.device, identity={}))
+    with pytest.raises(RetryableError, match="is not known now"):
+        given(bench.setup(), "uid-1", unknown)
+    assert bench.mode() == "SPX"
 
 
 def test_a_partition_divides_its_gpu_and_gets_its_own_render_node(bench: Bench) -> None:

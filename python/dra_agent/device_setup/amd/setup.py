@@ -123,7 +123,7 @@ class AmdPartitionSetup:
         """Set each GPU to the mode of its devices, and find their device nodes."""
         edits = {}
         for item in devices:
-            address, mode = item.device.pci_address, item.device.identity[MODE]
+            address, mode = item.device.pci_address, item.identity(MODE)
             with self._locks.hold([_gpu_of(item.key)], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
                 self._hold(uid, item, mode)
                 if self._changes.is_written(address):
@@ -133,13 +133,13 @@ class AmdPartitionSetup:
                 if gpu.mode != mode:
                     before = gpu.mode
                     deadline.check(f"device {item.device.name}")
-                    gpu.set_mode(mode, int(item.device.identity[PARTITIONS]), deadline)
+                    gpu.set_mode(mode, int(item.identity(PARTITIONS)), deadline)
                     self._changes.end(address)
                     log.info("GPU partitioned", extra={"device": address, "mode": mode, "was": before, "claim": uid})
-                paths = gpu.nodes(int(item.device.identity[PARTITION]))
+                paths = gpu.nodes(int(item.identity(PARTITION)))
             node_paths = [(path, str(self._host.dev_path(path))) for path in paths]
             edits[item.key] = node_edits(node_paths, device=item.device.name)
-        return SetupOutcome({item.key: item.device.identity[MODE] for item in devices}, edits)
+        return SetupOutcome({item.key: item.identity(MODE) for item in devices}, edits)
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
         """Release the GPUs."""

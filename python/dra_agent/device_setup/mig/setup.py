@@ -90,7 +90,7 @@ class MigSetup:
                 with _needs_permission(device.pci_address):
                     gpu.disable_mig(deadline, destroy_foreign=destroy_foreign)
                 continue
-            profile, start, size = (int(number) for number in device.identity["mig"].split(":"))
+            profile, start, size = (int(number) for number in item.identity("mig").split(":"))
             request = PartitionRequest(
                 device.name,
                 profile,

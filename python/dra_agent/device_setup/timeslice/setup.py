@@ -155,7 +155,7 @@ class TimeSliceSetup:
         return [key for owner, _, key in (holder.partition(" ") for holder in holders) if owner == uid]
 
     def _hold(self, uid: str, item: SetupDevice, interval: Interval) -> None:
-        name, uuid = item.device.name, item.device.identity["uuid"]
+        name, uuid = item.device.name, item.identity("uuid")
         tool = self._tool(name, uuid)
         held = self._holders.read(name)
         if held is not None and held.uuid != uuid:
