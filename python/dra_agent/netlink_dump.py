@@ -26,6 +26,8 @@ _TYPE_MASK = 0x3FFF
 _BUFFER_BYTES = 1 << 16
 """The kernel sends at most 32 KiB of a dump at once."""
 _MAX_TRIES = 5
+_HOP = struct.Struct("=HBBi")
+"""struct rtnexthop."""
 
 
 def dump(request: int, body: bytes, read: Callable[[Iterator[bytes]], _T], *, deadline: float) -> _T:
@@ -65,6 +67,17 @@ def attributes(message: bytes, offset: int) -> dict[int, bytes]:
         found[halves[number + 1] & mask] = message[offset + header : offset + length]
         offset += (length + 3) & ~3
     return found
+
+
+def next_hops(value: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:
+    """Yield the interface of each next hop of RTA_MULTIPATH, and its attributes; ValueError if they are damaged."""
+    offset = 0
+    while len(value) - offset >= _HOP.size:
+        length, _, _, index = _HOP.unpack_from(value, offset)
+        if not _HOP.size <= length <= len(value) - offset:
+            raise ValueError(length)
+        yield index, attributes(value[: offset + length], offset + _HOP.size)
+        offset += (length + 3) & ~3
 
 
 def attribute(kind: int, value: bytes) -> bytes:

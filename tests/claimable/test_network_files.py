@@ -91,19 +91,37 @@ def test_of_hardware_the_links_of_the_other_end_are_enough(host: Host, write: Wr
     for name in ("lo", "bond0", "eno1.7"):
         write(f"sys/devices/virtual/net/{name}/mtu", "1500")
         (net / name).symlink_to(f"../../devices/virtual/net/{name}")
-    for name in ("eno1", "eno2", "eth0", "enP1s0"):
-        write(f"sys/devices/{name}/net/{name}/mtu", "1500")
-        (net / name).symlink_to(f"../../devices/{name}/net/{name}")
+    places = {
+        "eno1": "pci0000:00/0000:01:00.0",
+        "eno2": "pci0000:00/0000:02:00.0",
+        "eno3": "pci0000:00/0000:02:00.1",
+        "eth0": "LNXSYSTM:00/VMBUS:00/f8615163",
+        "enP1s0": "pci0001:00/0001:00:02.0",
+        "eth1": "pci0000:00/0000:03:00.0",
+        "lan1": "pci0000:00/0000:03:00.0/mdio_bus/0000:03:00.0/0000:03:00.0:1e",
+    }
+    for name, place in places.items():
+        write(f"sys/devices/{place}/net/{name}/mtu", "1500")
+        (net / name).symlink_to(f"../../devices/{place}/net/{name}")
     write("sys/class/net/bonding_masters", "bond0")
     (virtual / "eno1.7/lower_eno1").symlink_to("../../../eno1/net/eno1")
-    (virtual / "bond0/lower_eno2").symlink_to("../../../eno2/net/eno2")
-    (net / "enP1s0/master").symlink_to("../../../eth0/net/eth0")
+    for name in ("eno2", "eno3"):
+        (virtual / f"bond0/lower_{name}").symlink_to(name)
+    (net / "eno3/master").symlink_to("../bond0")
+    # Hyper-V: a virtual function is a port of the interface that it replaces.
+    (net / "enP1s0/master").symlink_to("../eth0")
+    (net / "eth0/lower_enP1s0").symlink_to("../enP1s0")
+    # DSA: the ports of a switch on the MDIO bus of a NIC, without a master.
+    (net / "lan1/lower_eth1").symlink_to("../eth1")
+    (net / "eth1/upper_lan1").symlink_to("../lan1")
     view = read(host)
-    assert view.problems == () and set(view.interfaces) == {"lo", "bond0", "eno1.7", "eno1", "eno2", "eth0", "enP1s0"}
+    assert view.problems == () and set(view.interfaces) == {"lo", "bond0", "eno1.7", *places}
     uses = {name: use.reason for name in view.interfaces if (use := host_use(view, name))}
     assert uses == {
         "eno1": "eno1 is the lower device of the interface eno1.7",
         "eno2": "eno2 is the lower device of the interface bond0",
+        "eno3": "eno3 is a port of bond0",
+        "eth1": "eth1 is the lower device of the interface lan1",
         "enP1s0": "enP1s0 is a port of eth0",
     }
 

@@ -531,6 +531,18 @@ def test_an_interface_with_more_than_can_be_restored_is_not_prepared(
     the_nic.prepare(name=IN_POD)
 
 
+def test_one_of_several_next_hops_is_not_prepared(the_nic: Nic) -> None:
+    """The kernel keeps the route with the other one, and refuses to add it again."""
+    name, destination = the_nic.name, "10.44.0.0/16"
+    ip("route", "add", destination, "nexthop", "dev", the_nic.peer, "nexthop", "dev", name)
+    refusal = f"^device nic-0: interface.name: {name}: it is one of the next hops of the route {destination}, "
+    with pytest.raises(RetryableError, match=refusal):
+        the_nic.prepare(name=IN_POD)
+    assert not (the_nic.root / "state/net/nic-0.json").exists()
+    ip("route", "delete", destination)
+    the_nic.prepare(name=IN_POD)
+
+
 def test_an_mtu_is_that_of_the_pod_only(the_nic: Nic, pod: int) -> None:
     outcome = the_nic.prepare(name=IN_POD, mtu=1400)
     assert described(os.getpid(), the_nic.name)["mtu"] == 1500

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dra_agent.claimable.network_view import LOCAL_TABLE, Interface, NetworkView, Routes, Stack, too_many_routes
-from dra_agent.netlink_dump import attribute, attributes, dump
+from dra_agent.netlink_dump import attribute, attributes, dump, next_hops
 
 _RTM_GETLINK, _RTM_GETADDR, _RTM_GETROUTE, _RTM_GETNEXTHOP = 18, 22, 26, 106
 
@@ -40,7 +40,6 @@ _UNICAST = 1
 """RTN_UNICAST: not local, broadcast, blackhole or unreachable."""
 _CLONED = 0x200
 """RTM_F_CLONED: an entry of a cache."""
-_HOP = struct.Struct("=HBBi")
 
 _NEXTHOP = struct.Struct("=BBBBI")
 _NHA_ID, _NHA_GROUP, _NHA_OIF, _NHA_GATEWAY = 1, 2, 5, 6
@@ -240,14 +239,7 @@ def _nexthops(messages: Iterator[bytes]) -> dict[int, list[_Exit]]:
 def _exits(values: dict[int, bytes]) -> list[_Exit]:
     out = values.get(_RTA_OIF)
     found = [] if out is None else [(_number(out), _gateway(values))]
-    hops, offset = values.get(_RTA_MULTIPATH, b""), 0
-    while len(hops) - offset >= _HOP.size:
-        length, _, _, index = _HOP.unpack_from(hops, offset)
-        if not _HOP.size <= length <= len(hops) - offset:
-            raise ValueError(length)
-        found.append((index, _gateway(attributes(hops[: offset + length], offset + _HOP.size))))
-        offset += (length + 3) & ~3
-    return found
+    return found + [(index, _gateway(one)) for index, one in next_hops(values.get(_RTA_MULTIPATH, b""))]
 
 
 def _gateway(values: dict[int, bytes]) -> bytes | None:

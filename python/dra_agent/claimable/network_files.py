@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import re
 import stat
 import sys
 import time
@@ -27,8 +28,8 @@ _ANYCAST, _LOCAL = 0x100000, 0x80000000
 _IFF_UP = 0x1
 _NARROW_SCOPES = 0x10 | 0x20
 """IPV6_ADDR_LOOPBACK and IPV6_ADDR_LINKLOCAL (net/ipv6.h)."""
-_NO_INTERFACES = frozenset({"bonding_masters"})
-"""Files of /sys/class/net."""
+_OF_PCI_FUNCTION = re.compile(r"/[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]/net/[^/]+$")
+"""The target of an interface in /sys/class/net."""
 _MAX_SMALL_FILE_BYTES = 4096
 _IPV4_BITS = 32
 _IPV6_BYTES = 16
@@ -115,6 +116,13 @@ class _Files:
                 self._report(link, error)
             return None
 
+    def is_link_into(self, link: str, folders: re.Pattern[str]) -> bool:
+        """Return whether the path is a link whose target matches."""
+        try:
+            return folders.search(os.readlink(link)) is not None  # noqa: PTH115
+        except OSError:  # the folder is read instead
+            return False
+
     def text(self, path: Path | str) -> str:
         """Return a small file without surrounding white space; empty if it is missing."""
         return os.fsdecode(b"".join(self._pieces(path, 1)).strip(b"\0 \t\r\n"))
@@ -166,14 +174,10 @@ class _Links:
         self.names: set[str] = set()
         self.stack = Stack()
         self.masters: dict[str, str] = {}
-        present = files.names(class_net)
-        # Read later, so that none that is made meanwhile seems to be hardware; the loopback interface is always there.
-        virtual = frozenset(files.names(f"{sysfs}/devices/virtual/net"))
-        for name in present:
-            if virtual and name not in virtual and name not in _NO_INTERFACES:
-                # Each relation has a link at both of its ends. Only a master can be hardware, too (hv_netvsc).
-                self._add_master(name)
-                self.names.add(name)
+        plain = []
+        for name in files.names(class_net):
+            if files.is_link_into(f"{class_net}/{name}", _OF_PCI_FUNCTION):
+                plain.append(name)
                 continue
             self._entries[name] = entries = frozenset(files.names(f"{class_net}/{name}"))
             # A file is not an interface.
@@ -185,6 +189,12 @@ class _Links:
                 elif entry.startswith("lower_"):
                     self.stack.add(name, entry.removeprefix("lower_"))
             if "master" in entries:
+                self._add_master(name)
+        self.names.update(plain)
+        # Each relation has a link at both of its ends, and no interface of a PCI function is on top of another one:
+        # masters that are hardware are those of Hyper-V (vmbus), virtio and DSA.
+        for name in plain:
+            if self.stack.has_upper(name):
                 self._add_master(name)
 
     def _add_master(self, name: str) -> None:

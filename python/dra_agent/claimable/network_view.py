@@ -84,6 +84,10 @@ class Stack:
         """Note that `upper` sends its packets through `lower`."""
         self._uppers.setdefault(lower, set()).add(upper)
 
+    def has_upper(self, name: str) -> bool:
+        """Return whether an interface is on top of this one."""
+        return name in self._uppers
+
     def uppers(self, name: str, master: str | None) -> tuple[str, ...]:
         """Return the interfaces on top of one, without its master."""
         found = self._uppers.get(name)

@@ -35,7 +35,11 @@ _BYTES = "\0"
 """Starts the text of a name that is not UTF-8. Names end at this character, so no other text has it."""
 
 
-class TooManyError(Exception):
+class NotRestorableError(Exception):
+    """The interface has something that cannot be restored after a move: a clause that starts with "it"."""
+
+
+class TooManyError(NotRestorableError):
     """The interface has more of something than its record can have."""
 
     def __init__(self, count: int, what: str, limit: int) -> None:

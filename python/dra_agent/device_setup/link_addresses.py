@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from dra_agent import netlink_dump
 from dra_agent.deadline import Deadline
-from dra_agent.device_setup.link import TooManyError
+from dra_agent.device_setup.link import NotRestorableError, TooManyError
 from dra_agent.device_setup.netlink_request import ROUTE, Connection, attribute, attributes
 
 MAX_ENTRIES = 1 << 10
@@ -37,7 +37,7 @@ _IFA_F_PERMANENT, _IFA_F_NOPREFIXROUTE = 0x80, 0x200
 _SCOPE_LINK = 253
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _ROUTE_DUMPS = tuple(_ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) for family in (socket.AF_INET, socket.AF_INET6))
-_RTA_DST, _RTA_OIF, _RTA_PREFSRC = 1, 4, 7
+_RTA_DST, _RTA_OIF, _RTA_PREFSRC, _RTA_MULTIPATH = 1, 4, 7, 9
 _NOT_ADDED = frozenset({12, 30})
 """RTA_CACHEINFO, which changes with each use, and RTA_NH_ID: the kernel removes a nexthop object with its interface,
 and a request has either the object or an interface."""
@@ -53,7 +53,7 @@ _INDEX = struct.Struct("=I")
 def read(index: int) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     """Return the addresses of an interface that do not expire, and its routes.
 
-    Raises TooManyError, and OSError if the kernel does not return all.
+    Raises NotRestorableError, and OSError if the kernel does not return all.
     """
     deadline = time.monotonic() + _TIMEOUT_S
 
@@ -72,6 +72,10 @@ def read(index: int) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     for one, what in ((found, "addresses"), (routes, "routes")):
         if one.total > MAX_ENTRIES:
             raise TooManyError(one.total, what, MAX_ENTRIES)
+    if shared := next((one for one in routes.kept if not _is_over(one, index)), None):
+        # The kernel keeps the route with its other next hops, and takes none as the same route again.
+        name, _ = _route(shared, index)
+        raise NotRestorableError(f"it is one of the next hops of the {name}, which could not be restored after a move")
     return found.kept, routes.kept
 
 
@@ -184,9 +188,11 @@ def _is_own_route(message: bytes, index: int, added: Container[_Prefix]) -> bool
     family, length, _, _, table, protocol, _, kind, flags = _ROUTE.unpack_from(message)
     if kind != _UNICAST or protocol in _OF_ROUTER or table == _LOCAL_TABLE or flags & _CLONED:
         return False
-    if not _is_over(message, index):
-        return False
     values = netlink_dump.attributes(message, _ROUTE.size)
+    if index in (hop for hop, _ in netlink_dump.next_hops(values.get(_RTA_MULTIPATH, b""))):
+        return True
+    if values.get(_RTA_OIF) != _INDEX.pack(index):
+        return False
     # The kernel makes its own with the address.
     prefix = _Prefix(family, length, values.get(_RTA_DST, b""), values.get(_RTA_PREFSRC, b""))
     return protocol != _RTPROT_KERNEL or prefix in added

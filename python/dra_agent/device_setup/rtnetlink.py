@@ -28,7 +28,7 @@ from dra_agent.device_setup.link import (
     ETHERNET_CHARACTERS,
     FLAGS,
     Link,
-    TooManyError,
+    NotRestorableError,
     alias_of,
     altnames_of,
     master_of,
@@ -243,7 +243,7 @@ def describe(request: Describe) -> NetResult:
                 link_files.read_sysctls(request.name),
                 *link_addresses.read(index),
             )
-        except TooManyError as error:
+        except NotRestorableError as error:
             return NetResult("there", str(error))
         smallest, largest = (int(found.get_attr(name) or 0) for name in ("IFLA_MIN_MTU", "IFLA_MAX_MTU"))
     return NetResult("there", link=link, mtu_range=(smallest, largest))

@@ -221,7 +221,7 @@ class NicSetup:
             raise RetryableError(
                 f"interface.name: {ifname}: {found.refused}",
                 where=f"device {device}",
-                hint="remove some of them, or request another device; the agent retries",
+                hint="remove what it names, or request another device; the agent retries",
             )
         if found.link is None:
             # What is not recorded cannot be compared when it returns.
