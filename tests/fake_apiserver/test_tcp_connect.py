@@ -24,10 +24,11 @@ def silent() -> Iterator[Address]:
 
 
 @pytest.fixture
-def refusing() -> Address:
+def refusing() -> Iterator[Address]:
+    # Bound and not listening: nobody else gets the port.
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        return address_of(sock.getsockname())
+        yield address_of(sock.getsockname())
 
 
 @pytest.fixture

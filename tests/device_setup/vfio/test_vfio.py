@@ -320,7 +320,10 @@ def test_a_claim_whose_state_file_is_lost_keeps_its_device_on_a_repeat(
 
 def test_an_interface_in_a_bond_is_not_taken(bench: Bench) -> None:
     item = bench.device(NIC)
-    (bench.host.sysfs / "class/net/ens1np0" / "upper_bond0").symlink_to("../bond0")
+    net = bench.host.sysfs / "class/net"
+    (net / "bond0").mkdir()
+    (net / "bond0/lower_ens1np0").symlink_to("../ens1np0")
+    (net / "ens1np0/upper_bond0").symlink_to("../bond0")
     with pytest.raises(RetryableError, match="the host uses it: ens1np0 is the lower device of the interface bond0"):
         bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
     assert bench.driver(NIC) == "mlx5_core"
