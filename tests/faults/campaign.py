@@ -113,7 +113,7 @@ def _check(node: Node) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     Selection.add_arguments(parser, BY_NAME)
-    selection = Selection.of(parser.parse_args())
+    selection = Selection.of(parser.parse_args(), Path("target/faults/disk"))
     with Termination() as termination, tempfile.TemporaryDirectory(prefix="dra-faults-") as folder:
         library = build(Path(folder))
         # Without FAULTS_CONTROL, which agents alone have, it does nothing.
@@ -124,7 +124,8 @@ def main() -> int:
             kinds = dict(Counter(call.split()[0] for call in calls))
             print(f"{len(calls)} state-writing calls in a case: {kinds}", flush=True)
             chosen = list(selection.cases(len(calls), BY_NAME))
-            return exit_code(run(chosen, workers, calls.__getitem__, termination))
+            saved = selection.saved(len(chosen))
+            return exit_code(run(chosen, workers, calls.__getitem__, termination, saved))
         finally:
             for worker in workers:
                 worker.close()

@@ -11,7 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
+
+from dra_agent import revision
+from faults.results import Results, Shard
 
 PROGRESS_EVERY = 50
 """Number of cases between two lines of progress."""
@@ -30,6 +34,9 @@ class Selection:
     fault: str | None = None
     jobs: int = 1
     """Number of cases that run at the same time."""
+    shard: Shard | None = None
+    results: Path | None = None
+    """Directory of the results of shards."""
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser, faults: Iterable[str]) -> None:
@@ -39,20 +46,35 @@ class Selection:
         parser.add_argument("--from", type=int, default=0, dest="first", metavar="POINT", help="continue at this point")
         parser.add_argument("--point", type=int, help="only this point")
         parser.add_argument("--fault", choices=list(faults), help="only this fault")
+        parser.add_argument(
+            "--shard", type=Shard.parse, metavar="K/N", help="the K-th of N parts; continues an earlier run"
+        )
+        parser.add_argument("--results", type=Path, metavar="DIR", help="the directory of the results of shards")
         jobs = os.cpu_count() or 1
         parser.add_argument("--jobs", type=int, default=jobs, help=f"cases at the same time (default: {jobs})")
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> Selection:
+    def of(cls, args: argparse.Namespace, default_results: Path) -> Selection:
         """Return the selection of the command line."""
-        return cls(args.every, args.seed, args.first, args.point, args.fault, max(1, args.jobs))
+        results = args.results or default_results
+        jobs = max(1, args.jobs)
+        return cls(args.every, args.seed, args.first, args.point, args.fault, jobs, args.shard, results)
 
     def cases(self, points: int, faults: Iterable[str]) -> Iterator[tuple[int, str]]:
         """Yield combinations of a point and a fault, point by point."""
         both = [(point, fault) for point in range(points) for fault in faults]
-        for point, fault in both[random.Random(self.seed).randrange(self.every) :: self.every]:
+        selected = both[random.Random(self.seed).randrange(self.every) :: self.every]
+        if self.shard is not None:
+            selected = selected[self.shard.number - 1 :: self.shard.count]
+        for point, fault in selected:
             if point >= self.first and self.point in (None, point) and self.fault in (None, fault):
                 yield point, fault
+
+    def saved(self, cases: int) -> Results | None:
+        """Return where results of a shard are saved, and what an earlier run of it has saved; None: not a shard."""
+        if self.shard is None or self.results is None:
+            return None
+        return Results(self.results, self.shard, revision.read(), cases)
 
 
 @dataclass
@@ -99,11 +121,17 @@ def run(
     workers: Sequence[Worker],
     describe: Callable[[int], str],
     termination: Termination,
+    results: Results | None = None,
 ) -> Tally:
-    """Run cases in order until all are done or a SIGTERM ends the run, and print failures. Each worker has a thread."""
+    """Run cases in order until all are done or a SIGTERM ends the run, and print failures. Each worker has a thread.
+
+    Cases that `results` has are left out.
+    """
     tally = Tally()
     started = time.monotonic()
     lock = threading.Lock()
+    if results is not None:
+        cases = [case for case in cases if case not in results.done]
     waiting = iter(cases)
 
     def next_case() -> tuple[int, str] | None:
@@ -121,6 +149,8 @@ def run(
             except Exception as error:  # noqa: BLE001 - every failure is reported, and the campaign continues
                 outcome, broken = "", error
             with lock:
+                if results is not None:
+                    results.add(case, outcome, "" if broken is None else repr(broken))
                 if broken is None:
                     tally.passed += 1
                     tally.outcomes[outcome] += 1

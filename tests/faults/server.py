@@ -240,7 +240,7 @@ def rehearse(folder: Path) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     Selection.add_arguments(parser, FAULTS)
-    selection = Selection.of(parser.parse_args())
+    selection = Selection.of(parser.parse_args(), Path("target/faults/server"))
     with Termination() as termination:
         with tempfile.TemporaryDirectory(prefix="dra-rehearsal-") as folder:
             requests = rehearse(Path(folder))
@@ -251,7 +251,8 @@ def main() -> int:
         try:
             workers = [Worker(loop) for _ in range(selection.jobs)]
             chosen = list(selection.cases(len(requests), FAULTS))
-            return exit_code(campaign.run(chosen, workers, requests.__getitem__, termination))
+            saved = selection.saved(len(chosen))
+            return exit_code(campaign.run(chosen, workers, requests.__getitem__, termination, saved))
         finally:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
