@@ -51,6 +51,11 @@ def ignored() -> Iterator[None]:
         _ignore(before)
 
 
+def keep_ignoring() -> None:
+    """Have this process and its children ignore them after it became another user than root."""
+    _ignore(_IGNORES_FILE_PERMISSIONS, inherited=True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def permissions_of_root() -> Iterator[None]:
     """For folders whose tests need root, and change what belongs to other users: import it in their `conftest.py`."""
@@ -58,14 +63,19 @@ def permissions_of_root() -> Iterator[None]:
         yield
 
 
-def _ignore(wanted: int) -> int:
-    """Have these of the two capabilities in effect, as far as this user has them; return the earlier ones."""
+def _ignore(wanted: int, *, inherited: bool = False) -> int:
+    """Have these of the two capabilities in effect, as far as this user has them; return the earlier ones.
+
+    With `inherited` this process has no others, and the programs that it starts can have them, too.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     header, data = _Header(_VERSION_3, 0), (_Data * 2)()
     _check(libc.capget(ctypes.byref(header), data))
     own = data[0]
     before = own.effective & _IGNORES_FILE_PERMISSIONS
     own.effective = own.effective & ~_IGNORES_FILE_PERMISSIONS | wanted & own.permitted
+    if inherited:
+        own.effective = own.permitted = own.inheritable = wanted & own.permitted
     _check(libc.capset(ctypes.byref(header), data))
     return int(before)
 

@@ -1,0 +1,166 @@
+"""Takes a resource away from running processes for a while: threads, descriptors, memory, the disk, a read stderr.
+
+The limits are those of the kernel (setrlimit(2)), changed from outside while the process runs. It does not limit
+the threads of root, so an agent of root runs as another user that may read and write every file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import permissions
+from faults.disk import Disk, Fault
+
+UID = 64_999
+"""The user of the agents of root. Nobody else's."""
+PIPE_BYTES = 4096
+"""Capacity of the pipe of a log: the smallest, so that it is full after some lines."""
+_PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_CAP_AMBIENT, _AMBIENT_RAISE = 4, 8, 47, 2
+_CAPABILITIES = (1, 2)
+"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of linux/capability.h."""
+
+
+def leave_root() -> None:
+    """Become UID, with the permission to read and write every file, also in child processes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
+    os.setgroups([])
+    os.setresgid(UID, UID, UID)
+    os.setresuid(UID, UID, UID)
+    permissions.keep_ignoring()
+    for capability in _CAPABILITIES:
+        libc.prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, capability, 0, 0)
+    # Otherwise /proc of this process belongs to root.
+    libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def give_away(folder: Path) -> None:
+    """Have the files of root belong to UID: access(2) does not heed the capabilities of other users."""
+    if os.geteuid() == 0:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, UID, UID, follow_symlinks=False)
+
+
+PATCH = "import os\nif os.geteuid() == 0:\n    from faults.shortage import leave_root\n    leave_root()\n"
+"""The first statements of an agent's process."""
+
+
+def tree(pid: int) -> list[int]:
+    """Return the process and its descendants."""
+    found = [pid]
+    for parent in found:
+        with suppress(OSError):
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def lowest_free_descriptor(pid: int) -> int:
+    used = {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    return next(number for number in range(len(used) + 1) if number not in used)
+
+
+def _mapped_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+LIMITS: dict[str, tuple[int, Callable[[int], int]]] = {
+    "threads": (resource.RLIMIT_NPROC, lambda pid: 1),
+    "descriptors": (resource.RLIMIT_NOFILE, lowest_free_descriptor),
+    "memory": (resource.RLIMIT_AS, _mapped_bytes),
+}
+"""The limit of each resource, and the value at which a process gets no more than it has."""
+RESOURCES = (*LIMITS, "disk", "stderr")
+
+
+def limit(name: str, pids: Iterable[int]) -> None:
+    """Give these processes no more than they have. One that has ended needs nothing."""
+    kind, value = LIMITS[name]
+    for pid in pids:
+        with suppress(ProcessLookupError, FileNotFoundError):
+            _, hard = resource.prlimit(pid, kind)
+            resource.prlimit(pid, kind, (value(pid), hard))
+
+
+def release(name: str, pids: Iterable[int]) -> None:
+    """Give these processes as much as this process has."""
+    kind, _ = LIMITS[name]
+    soft = resource.getrlimit(kind)[0]
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            _, hard = resource.prlimit(pid, kind)
+            resource.prlimit(pid, kind, (soft, hard))
+
+
+FULL = Fault("ENOSPC-sticky", 28, sticky=True)
+
+
+class Log:
+    """A pipe whose reader writes a file, and can stop to read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._may_read = threading.Event()
+        self._may_read.set()
+        self._threads: list[threading.Thread] = []
+
+    def open(self) -> int:
+        """Return the end to write to, for one process; the caller closes its copy."""
+        ours, theirs = os.pipe()
+        fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        thread = threading.Thread(target=self._read, args=[ours], name="log")
+        thread.start()
+        self._threads.append(thread)
+        return theirs
+
+    def stop_reading(self) -> None:
+        self._may_read.clear()
+
+    def read_again(self) -> None:
+        self._may_read.set()
+
+    def text(self) -> str:
+        return self._path.read_text(errors="replace") if self._path.exists() else ""
+
+    def close(self) -> None:
+        """Wait until every writer has closed its end."""
+        self.read_again()
+        for thread in self._threads:
+            thread.join()
+
+    def _read(self, pipe: int) -> None:
+        with open(pipe, "rb", buffering=0) as source, self._path.open("ab", buffering=0) as target:
+            while self._may_read.wait() and (data := source.read(PIPE_BYTES)):
+                target.write(data)
+
+
+class Shortages:
+    """Takes away and gives back the resources of the processes that `pid` returns, of their disk and their log."""
+
+    def __init__(self, pid: Callable[[], int | None], disk: Disk, log: Log) -> None:
+        self._pid, self._disk, self._log = pid, disk, log
+
+    def begin(self, name: str) -> None:
+        """Take away one of RESOURCES."""
+        if name == "disk":
+            self._disk.arm(0, FULL)
+        elif name == "stderr":
+            self._log.stop_reading()
+        elif (pid := self._pid()) is not None:
+            limit(name, tree(pid))
+
+    def end(self, name: str) -> None:
+        """Give it back."""
+        if name == "disk":
+            self._disk.repair()
+        elif name == "stderr":
+            self._log.read_again()
+        elif (pid := self._pid()) is not None:
+            release(name, tree(pid))
