@@ -24,10 +24,12 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from dra_agent import atomic_file
 from dra_agent.errors import PermanentError, RetryableError, UsageError
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +77,8 @@ class InstanceRegistry:
         self._folder = state_dir / _FOLDER
         self._task: asyncio.Task[None] | None = None
         self._state = LeadershipState.UNABLE
+        self._known: tuple[frozenset[Trace], bool] = frozenset(), False
+        """What the last check of `watch` found."""
         self._answers: set[bool] = set()
         """What `is_leader` has returned since the last check of `watch`; also False if another instance led since."""
         try:
@@ -135,11 +139,9 @@ class InstanceRegistry:
         Also if it had the other value for a moment: who asked then waits for this call, and what the other agent has
         written is to be replaced.
         """
-        known_traces, known = self.traces(), self.is_leader()
+        self._known = self.traces(), self.is_leader()
         self._answers.clear()
-        self._task = asyncio.get_running_loop().create_task(
-            self._watch(changed, known, known_traces, interval_s), name="instances"
-        )
+        self._task = supervisor().loop("instances", partial(self._watch, changed, interval_s))
 
     def traces(self) -> frozenset[Trace]:
         """Return what each other instance of the last minutes has left, also if it has ended.
@@ -164,9 +166,7 @@ class InstanceRegistry:
             self._task.cancel()
         os.close(self._handle)
 
-    async def _watch(
-        self, changed: Callable[[bool], None], known: bool, known_traces: frozenset[Trace], interval_s: float
-    ) -> None:
+    async def _watch(self, changed: Callable[[bool], None], interval_s: float) -> None:
         while True:
             await asyncio.sleep(interval_s)
             try:
@@ -176,9 +176,10 @@ class InstanceRegistry:
                 log.warning("it is not known which agent leads", extra={"reason": str(error)})
                 continue
             answers, self._answers = self._answers, set()
-            is_new, known_traces = not traces <= known_traces, traces
+            known_traces, known = self._known
+            self._known = traces, now
+            is_new = not traces <= known_traces
             if now != known or (not now) in answers:
-                known = now
                 log.info("this agent leads now" if now else "another agent leads now")
                 changed(now)
             elif now and is_new:

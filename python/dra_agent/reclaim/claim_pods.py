@@ -23,6 +23,7 @@ from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reconcile_loop import reconcile
 from dra_agent.retry import Backoff
 from dra_agent.status.permission import PermissionMonitor
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +92,7 @@ class ClaimPodIndex:
 
     def start(self) -> None:
         """Read the pods of every prepared claim."""
-        reading = reconcile(self._changed, self._read_unread, Backoff())
-        self._task = asyncio.create_task(reading, name="reclaim consumers")
+        self._task = supervisor().loop("reclaim consumers", self._run)
         self.refresh()
 
     async def stop(self) -> None:
@@ -118,6 +118,9 @@ class ClaimPodIndex:
         self._known = {uid: found for uid, found in self._known.items() if uid in prepared}
         for found in self._known.values():
             yield from found
+
+    async def _run(self) -> None:
+        await reconcile(self._changed, self._read_unread, Backoff())
 
     async def _read_unread(self, _: Backoff) -> float | None:
         """Read the pods of the claims that are unread; return the seconds to the next attempt if that is forbidden."""

@@ -24,6 +24,7 @@ from dra_agent.reclaim.taint_rollout import TaintRollout
 from dra_agent.reconcile_loop import reconcile
 from dra_agent.retry import Backoff
 from dra_agent.status.permission import PermissionMonitor
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +67,7 @@ class NodeFieldWriter(Generic[_Value]):
         self.desired = value
         self._changed.set()
         if self._task is None:
-            writing = reconcile(self._changed, self._write_if_leader, Backoff(first=0.25, longest=2.0))
-            self._task = asyncio.create_task(writing, name=f"reclaim {self._operation}")
+            self._task = supervisor().loop("reclaim node", self._run, of=self._operation)
 
     def write_again(self) -> None:
         """Have the latest value written again, if there is one: another agent has written meanwhile."""
@@ -79,6 +79,9 @@ class NodeFieldWriter(Generic[_Value]):
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        await reconcile(self._changed, self._write_if_leader, Backoff(first=0.25, longest=2.0))
 
     async def _write_if_leader(self, backoff: Backoff) -> float | None:
         if not self._is_leader():
@@ -187,7 +190,7 @@ class NodeStatusWriter:
 
     def _start_cleanup(self) -> None:
         if self._cleanup is None or self._cleanup.done():
-            self._cleanup = asyncio.create_task(self._clean_up(), name="reclaim node")
+            self._cleanup = supervisor().loop("reclaim node clean-up", self._clean_up)
 
     async def _clean_up(self) -> None:
         """Write only if fields of this agent are left on the Node: an ordinary start writes nothing."""

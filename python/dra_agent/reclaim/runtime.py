@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dra_agent.reclaim.notice_files import NoticeFiles, notice_of
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.signal import SignalSource
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +71,7 @@ class ReclaimRuntime:
         self._notice_files.start()
         # Two tasks: a state that a disk does not read yet must not delay the files.
         self._following = [
-            asyncio.create_task(_repeat(follow), name="reclaim of other agents")
+            supervisor().loop("reclaim of other agents", partial(_repeat, follow))
             for follow in (self.service.follow_other_agents, self._resume_notice_files)
         ]
 

@@ -28,6 +28,7 @@ from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import DeviceHeldError, JournalLedger, LedgerEntry
 from dra_agent.status.device_status import NodeDevices
 from dra_agent.status.events import CLAIM_GONE, EventRecorder, ObjectReference
+from dra_agent.supervisor import on_thread, supervisor
 
 if TYPE_CHECKING:
     from dra_agent.telemetry.claim_pods import ClaimPods
@@ -93,7 +94,7 @@ class OrphanedClaims:
         self._unprepare = unprepare
         self._loop = asyncio.get_running_loop()
         if self._confirm_after_s > 0:
-            self._task = asyncio.create_task(self._run(), name="orphaned claims")
+            self._task = supervisor().loop("orphaned claims", self._run)
 
     async def stop(self) -> None:
         """Stop checking."""
@@ -149,7 +150,7 @@ class OrphanedClaims:
                     where=entry.with_uid,
                     hint="delete its pod: the kubelet then releases it; --force releases it while the pod may run",
                 )
-            await asyncio.to_thread(self._check_unused, entry)
+            await on_thread(self._check_unused, entry)
         await self._do_release(entry)
         log.warning("claim released by an operator", extra={"claim": entry.uid, "forced": force})
         return {
@@ -237,7 +238,7 @@ class OrphanedClaims:
             self._due[entry.uid] = self._now() + remaining_s
             return
         try:
-            await asyncio.to_thread(self._check_unused, entry)
+            await on_thread(self._check_unused, entry)
             await self._do_release(entry)
         except AgentError as error:
             self._due[entry.uid] = self._now() + RETRY_S
@@ -256,7 +257,7 @@ class OrphanedClaims:
 
     async def _do_release(self, entry: LedgerEntry) -> None:
         assert self._unprepare is not None
-        await asyncio.to_thread(self._unprepare, entry.uid, Deadline.of(CALL_TIMEOUT_S))
+        await on_thread(self._unprepare, entry.uid, Deadline.of(CALL_TIMEOUT_S))
         self.deleted_since.pop(entry.uid, None)
 
     async def _is_deleted(self, entry: LedgerEntry) -> bool | None:
