@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from dra_agent.errors import AgentError
@@ -146,10 +148,20 @@ class Supervisor:
         """
         return [reason for loop in [*self._loops] if (reason := loop.failing())] + self._ended_threads
 
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Log what fails in callbacks of an event loop and in threads of this process, without a flood."""
+    @contextmanager
+    def attached(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Log what fails in callbacks of an event loop, and in threads and finalizers of this process, within it.
+
+        Repetitions are counted, and not logged each time.
+        """
+        hooks = threading.excepthook, sys.unraisablehook
         loop.set_exception_handler(lambda _, context: self._failed_callback(context))
-        threading.excepthook = self._failed_thread
+        threading.excepthook, sys.unraisablehook = self._failed_thread, self._failed_finalizer
+        try:
+            yield
+        finally:
+            threading.excepthook, sys.unraisablehook = hooks
+            loop.set_exception_handler(None)
 
     def _start(self, name: str, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -197,11 +209,14 @@ class Supervisor:
     def _failed_callback(self, context: dict[str, Any]) -> None:
         self._repeated.log(f"event loop: {context.get('message', 'failure')}", context.get("exception"))
 
+    def _failed_finalizer(self, args: sys.UnraisableHookArgs) -> None:
+        self._repeated.log(args.err_msg or "an exception is ignored", args.exc_value, object=repr(args.object)[:200])
+
     def _failed_thread(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_type is SystemExit:
             return
         name = args.thread.name if args.thread is not None else "unknown"
-        self._repeated.log("a thread ended with an error", args.exc_value, thread=name)
+        self._repeated.log("a thread ended with an error", args.exc_value, of=name)
         if not isinstance(args.thread, NamedThread):
             # The library may not work without it, and only a new process has it again.
             self._ended_threads.append(f"the thread {name!r} of a library ended: {args.exc_type.__name__}")

@@ -24,7 +24,7 @@ class NamedThread(threading.Thread):
 
 
 def start_thread(name: str, work: Callable[..., object], *args: Any) -> NamedThread:
-    """Call `work` on a new thread; an exception of it is logged (`Supervisor.attach`). Raises NoThreadError."""
+    """Call `work` on a new thread; an exception of it is logged (`Supervisor.attached`). Raises NoThreadError."""
     thread = NamedThread(target=work, args=args, name=name, daemon=True)
     try:
         thread.start()

@@ -125,7 +125,7 @@ class Agent:
         async with self._closing.stack as stack:
             stack.enter_context(self._signals.attach(self._on_stop, self._reload))
             loop = asyncio.get_running_loop()
-            supervisor().attach(loop)
+            stack.enter_context(supervisor().attached(loop))
             self._reload.follow(lambda config: self._apply_from_thread(loop, config))
             if self._file is not None:
                 watch = FileWatch(self._file, self._reload.file_changed)

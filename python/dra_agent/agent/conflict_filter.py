@@ -87,7 +87,8 @@ class ConflictFilter:
 
     async def start(self) -> None:
         """Detect other drivers before anything is published, and continue to check. The watches must run."""
-        self._following = supervisor().loop("shared slices", self._shared_slices.run)
+        if self._following is None:  # else this is the start after a failure
+            self._following = supervisor().loop("shared slices", self._shared_slices.run)
         await self._detector.start()
         self._save()
 

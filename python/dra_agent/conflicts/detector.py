@@ -81,7 +81,8 @@ class ConflictDetector:
         If it times out, the published devices are corrected later: a node without a response of its API server must not
         stay without devices. The watches must run.
         """
-        self._task = supervisor().loop("conflicts", self._follow_node)
+        if self._task is None:  # else this is the start after a failure
+            self._task = supervisor().loop("conflicts", self._follow_node)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._checked.wait()

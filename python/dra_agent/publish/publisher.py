@@ -107,9 +107,9 @@ class Publisher:
 
     async def start(self) -> None:
         """Start; returns at once. Slices are written after the first list."""
-        self._running = True
+        is_again, self._running = self._running, True
         self.follow()
-        if self._access is not None:
+        if self._access is not None and not is_again:
             self._tasks.append(supervisor().loop("publish access", self._access.run))
         self.devices_changed()
 

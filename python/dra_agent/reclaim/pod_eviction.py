@@ -147,10 +147,7 @@ class PodEviction:
             driver=self._driver,
             is_leader=self._is_leader,
         )
-        try:
-            await evictor.run()
-        except Exception:  # a defect must be logged, and the drain must continue
-            log.exception("eviction of pods that the taint does not evict failed")
+        await evictor.run()
 
     async def _changed(self, before: ReclaimState, after: ReclaimState) -> None:
         if after.phase == "hint" != before.phase:

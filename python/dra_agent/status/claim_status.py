@@ -171,7 +171,7 @@ class ClaimStatusWriter:
 
     async def _run(self) -> None:
         while True:
-            if not self._due:
+            while not self._due:  # a claim that was added may have been released before this task runs
                 self._woken.clear()
                 self._overflowed = False
                 await self._woken.wait()

@@ -200,7 +200,7 @@ class EventRecorder:
 
     async def _run(self) -> None:
         while True:
-            if not self._due:
+            while not self._due:
                 self._woken.clear()
                 await self._woken.wait()
             key, due = min(self._due.items(), key=lambda item: item[1])
