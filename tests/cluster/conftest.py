@@ -113,6 +113,7 @@ EXTENDED = {
     "test_reclaim_grace",
     "test_reclaim_killed",
     "test_reclaim_stopped",
+    "test_rolling_update_hung",
     "test_rolling_update_stalled",
     "test_mig_killed",
     "test_status",
