@@ -112,6 +112,7 @@ EXTENDED = {
     "test_reclaim_gate_off",
     "test_reclaim_grace",
     "test_reclaim_killed",
+    "test_reclaim_retry_after",
     "test_reclaim_stopped",
     "test_rolling_update_hung",
     "test_rolling_update_stalled",
