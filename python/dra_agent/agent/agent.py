@@ -179,6 +179,7 @@ class Agent:
         if shared_as is not None:
             instances = InstanceRegistry(config.state_dir, shared_as)
             stack.callback(instances.close)
+            instances.start()
             self._is_newest = instances.is_newest
             self._leadership = Leadership(instances)
         # Never waited for: a library that hangs must not keep the agent from stopping.

@@ -147,6 +147,7 @@ class Observability:
     def _collect(self) -> Metrics:
         from dra_agent.metrics.allocatable import AllocatableTracker
         from dra_agent.metrics.config import ConfigMetrics
+        from dra_agent.metrics.liveness import LivenessMetrics
         from dra_agent.metrics.registry import Metrics
         from dra_agent.metrics.snapshot import MetricsSnapshot, collect
 
@@ -171,6 +172,7 @@ class Observability:
 
         metrics = Metrics(read)
         metrics.add(ConfigMetrics(configuration))
+        metrics.add(LivenessMetrics(self._liveness.failures))
         return metrics
 
     def _list_containers(self) -> Callable[[], list[tuple[str, str, str, str]]] | None:

@@ -88,6 +88,7 @@ class Publisher:
             driver=driver,
             inventory=inventory,
             is_leader=is_leader if peers is None else lambda: is_leader() and peers.is_leader(),
+            urgent=urgent,
             published=self._published,
             following=self._following,
             ownership=self._ownership,

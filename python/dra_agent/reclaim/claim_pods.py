@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -79,8 +79,17 @@ class PodClient:
 class ClaimPodIndex:
     """Pods of the claims that are in the ledger, read from `start` to `stop`. Lives on the event loop."""
 
-    def __init__(self, ledger: JournalLedger, api: ApiClient, pods: PodClient) -> None:
+    def __init__(
+        self,
+        ledger: JournalLedger,
+        api: ApiClient,
+        pods: PodClient,
+        *,
+        urgent: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`urgent` as in Backoff."""
         self._ledger = ledger
+        self._urgent = urgent
         self._api = api
         self._pods = pods
         self._known: dict[str, list[ClaimPod]] = {}
@@ -140,7 +149,7 @@ class ClaimPodIndex:
 
     async def _read_with_retries(self, uid: str, namespace: str, name: str) -> bool:
         """Return whether the claim and its pods were read. Raises ForbiddenError."""
-        backoff = Backoff(first=0.5, longest=10.0)
+        backoff = Backoff(first=0.5, longest=10.0, urgent=self._urgent)
         for _ in range(MAX_ATTEMPTS):
             try:
                 self._known[uid] = [found async for found in self._read(uid, namespace, name)]

@@ -45,13 +45,15 @@ class NodeFieldWriter(Generic[_Value]):
         operation: str,
         grant: str,
         is_leader: Callable[[], bool] = lambda: True,
+        urgent: Callable[[], bool] = lambda: False,
     ) -> None:
         """`apply` writes a value and leaves fields of others; it may raise the errors of dra_agent.kube_client.
 
         `operation` is the name of the field in the log, `grant` what gives the permission. `is_leader`: whether this
-        agent writes, of several in a rolling update.
+        agent writes, of several in a rolling update. `urgent` as in Backoff.
         """
         self._apply = apply
+        self._urgent = urgent
         self._operation = operation
         self._is_leader = is_leader
         self._permission = PermissionMonitor(f"{operation} is not written", grant, level=logging.ERROR)
@@ -81,7 +83,7 @@ class NodeFieldWriter(Generic[_Value]):
             await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self) -> None:
-        await reconcile(self._changed, self._write_if_leader, Backoff(first=0.25, longest=2.0))
+        await reconcile(self._changed, self._write_if_leader, Backoff(first=0.25, longest=2.0, urgent=self._urgent))
 
     async def _write_if_leader(self, backoff: Backoff) -> float | None:
         if not self._is_leader():
@@ -135,12 +137,14 @@ class NodeStatusWriter:
             operation="the cordon of the node",
             grant="cordon of the chart",
             is_leader=is_leader,
+            urgent=self._is_urgent,
         )
         self._condition = NodeFieldWriter(
             self._apply_condition,
             operation="the condition of the node",
             grant="nodeCondition of the chart",
             is_leader=is_leader,
+            urgent=self._is_urgent,
         )
 
     def start(self, state: ReclaimState) -> None:
@@ -162,6 +166,9 @@ class NodeStatusWriter:
                 self._cordon.set_desired(False)
             else:
                 self._start_cleanup()  # an earlier run may have cordoned the node
+
+    def _is_urgent(self) -> bool:
+        return self._state is not None and self._state.phase == "notice"
 
     def write_again(self) -> None:
         """Write the current state again: another agent has led meanwhile."""

@@ -110,7 +110,7 @@ class PodEviction:
         self._counts: Counter[tuple[str, str]] = Counter()
         pods = PodClient(api)
         self._actions = PodActions(pods, self._counts)
-        self._pods = ClaimPodIndex(ledger, api, pods)
+        self._pods = ClaimPodIndex(ledger, api, pods, urgent=lambda: reclaim.state.phase == "notice")
         self._early = EarlyEvictor(self._pods, self._actions, mode=mode, node=node, driver=driver, is_leader=is_leader)
 
     def start(self) -> None:
