@@ -202,6 +202,7 @@ class Agent:
             keeps_notice=config.standalone,
             is_newest=self._is_newest,
             about=lambda: describe(self._reload.effective, self._reload.status),
+            metrics=self._observability.exposition,
         )
         mode.attach_reclaim(reclaim.service)
         stack.push_async_callback(reclaim.stop)

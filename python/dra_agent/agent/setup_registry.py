@@ -135,7 +135,7 @@ def vendor_setups(
         *(setup for vendor in vendors for setup in vendor.creating),
         _shares(config, host),
         *(setup for vendor in vendors for setup in vendor.configuring),
-        NicSetup(host, config.state_dir, config.host_folder),
+        NicSetup(host, config.state_dir, config.host_folder, kernel=context.kernel),
         NoticeSetup(notices or NoticeDirectory(config.notice_dir)),
     )
 

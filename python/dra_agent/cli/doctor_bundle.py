@@ -177,15 +177,13 @@ def _add_agent(bundle: Bundle, args: argparse.Namespace, shown: ShownHost, confi
         return Document("agent.json", {**about, "reclaim": status})
 
     def metrics() -> Text:
-        from dra_agent.agent.config import listen_address
         from dra_agent.doctor.bundle import MissingPartError, Text
-        from dra_agent.doctor.bundle.scrape import scrape
+        from dra_agent.reclaim.control import Exposition, send_request
 
-        config = shown.agent.config if shown.agent is not None else shown.config
-        if not config.metrics_address:
-            raise MissingPartError("no metrics address is configured")
-        address = listen_address(config.metrics_address)
-        return Text("metrics.txt", scrape(*address, config.metrics_tls_cert, config.metrics_token_file))
+        if shown.agent is None:
+            raise MissingPartError(f"no agent responds in {shown.config.state_dir}")
+        # Over the agent's socket: any process can listen on the port, and would get the token.
+        return Text("metrics.txt", str(send_request(shown.config.state_dir, Exposition())))
 
     bundle.add("version", PART_TIMEOUT_S, version)
     bundle.add("config", PART_TIMEOUT_S, configuration)

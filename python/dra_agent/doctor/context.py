@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,9 +10,11 @@ from functools import cached_property
 from pathlib import Path
 
 from dra_agent.cdi.registry import DEFAULT_DIRECTORIES
+from dra_agent.command import inherited_environment
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Inventory
+from dra_agent.path_search import find_program
 from dra_agent.topology import Topology
 
 TIMEOUT_S = 5.0
@@ -35,13 +36,20 @@ class CommandRunner:
 
     def find(self, name: str) -> str | None:
         """Return the path of a program, also outside of PATH in directories of root; None if it is not installed."""
-        return shutil.which(name) or shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin")
+        found = find_program(name, system=True)
+        return None if found is None else str(found)
 
     def run(self, argv: Sequence[str]) -> CommandResult:
         """Run a program without input, for `TIMEOUT_S` at most; its error output counts if it prints nothing else."""
         try:
             done = subprocess.run(
-                argv, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, stdin=subprocess.DEVNULL
+                argv,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TIMEOUT_S,
+                stdin=subprocess.DEVNULL,
+                env=inherited_environment(),
             )
         except subprocess.TimeoutExpired:
             return CommandResult(None, f"no response within {TIMEOUT_S:g} s")

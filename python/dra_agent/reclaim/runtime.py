@@ -38,12 +38,13 @@ class ReclaimRuntime:
         keeps_notice: bool,
         is_newest: Callable[[], bool],
         about: Callable[[], Any],
+        metrics: Callable[[], str] = str,
     ) -> None:
         """`sources` are those of `settings`.
 
         `notice_dir` has the notice files of claims; with `keeps_notice` they outlive the release of a claim during a
         notice. `is_newest`: whether this agent saves the state, of several in a rolling update. `about` describes the
-        agent.
+        agent; `metrics` returns the text of /metrics.
         """
         self._settings = settings
         self.service = ReclaimService(state_dir, boot, sources, is_newest=is_newest)
@@ -57,7 +58,7 @@ class ReclaimRuntime:
         self._notice_files = NoticeFiles(self.notices)
         # Before all other listeners: a container gets the notice no later than its pod is evicted.
         self.service.attach_notice_files(self._notice_files)
-        self._trigger = ReclaimControlServer(state_dir / SOCKET, self.service, about=about)
+        self._trigger = ReclaimControlServer(state_dir / SOCKET, self.service, about=about, metrics=metrics)
         self._following: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

@@ -13,6 +13,8 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from dra_agent.clock import STEADY
+from dra_agent.command import inherited_environment
+from dra_agent.path_search import executable
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.state import ReclaimState
@@ -62,7 +64,8 @@ async def _run(
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, **claim},
+                executable=executable(command[0]),
+                env=inherited_environment(claim),
                 start_new_session=True,
             )
             code = await process.wait()
