@@ -200,7 +200,7 @@ class KubernetesMode:
             self._claims.pod_notices.set_result(PodNotices(PodClient(api), ledger, self._config.driver_name))
         requested = stack.requested(preparer)
         self._plugin.serve(requested, device_state.published_health)
-        claims.start(requested.unprepare)
+        claims.start(partial(stack.release, preparer))
         await self._listen_to_operators(claims)
         self._labels = self._start_labels(api, device_state)
         await drain.start(self._publisher)

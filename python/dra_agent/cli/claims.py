@@ -23,8 +23,8 @@ Item = dict[str, Any]
 
 RELEASE = """\
 Unprepare a claim on this node, and free its devices. Refused while the claim exists in the API
-server, while a process has one of the devices open, or while the agent cannot see all processes of the host; --force
-releases it anyway. In Kubernetes mode; without Kubernetes use `dra-agent claim delete`."""
+server and has these devices, while one of its pods runs or a process has one of the devices open, or while one of these
+is not known; --force releases it anyway. In Kubernetes mode; without Kubernetes use `dra-agent claim delete`."""
 RELEASE_CODES = "Exit 0: released. 1: not released, with the reason in the message."
 EPILOG = """
 On a node the claims are those that are prepared there. With --kubeconfig, or in a pod of the cluster, the API server is
@@ -100,7 +100,7 @@ def _add_release(parser: Parser, shown: tuple[tuple[str, str], ...]) -> Parser:
 
     release = parser.add_command(
         "release",
-        "release a prepared claim that no longer exists",
+        "release a prepared claim that no longer exists or has other devices",
         description=RELEASE,
         epilog=f"{examples(*shown)}\n{RELEASE_CODES}",
     )
