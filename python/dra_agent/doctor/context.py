@@ -64,6 +64,8 @@ class LedgerSummary:
 
     claims: frozenset[str] = frozenset()
     """Uids of the claims that hold devices."""
+    exists: bool = True
+    """False: there is none in the state directory."""
     problems: tuple[str, ...] = ()
     failure: str | None = None
     """Why it cannot be read at all."""
@@ -120,6 +122,8 @@ class CheckContext:
     simulated: bool = False
     unnamed_node: str = ""
     """Why the host's name cannot be that of its node; "" if it can, or if another name is configured."""
+    unreachable: str = ""
+    """Why it is not known what the agent does: it does not respond, or this user may not ask it."""
     reload_problems: tuple[str, ...] | None = None
     """Why the running agent refused the last change of its configuration; None: no agent runs on this host."""
     kubeconfig: Path | None = None
@@ -139,7 +143,11 @@ class CheckContext:
 
     @cached_property
     def ledger(self) -> LedgerSummary:
-        """The ledger of the state directory; an agent may write it concurrently."""
+        """The ledger of the state directory when it was read first; an agent may write it concurrently."""
+        return self.read_ledger()
+
+    def read_ledger(self) -> LedgerSummary:
+        """Read the current ledger of the state directory."""
         from dra_agent.prepare.ledger_reader import read_copy
 
         try:
@@ -147,7 +155,7 @@ class CheckContext:
         except AgentError as error:
             return LedgerSummary(failure=error.message.removeprefix("cannot be read: "))
         if read is None:
-            return LedgerSummary()
+            return LedgerSummary(exists=False)
         entries, report = read
         held = [
             (entry.full_name, item.device)
@@ -155,4 +163,5 @@ class CheckContext:
             for item in entry.devices
             if item.request and entry.state == "completed"
         ]
-        return LedgerSummary(frozenset(entry.uid for entry in entries), tuple(report.problems()), held=tuple(held))
+        claims = frozenset(entry.uid for entry in entries)
+        return LedgerSummary(claims, problems=tuple(report.problems()), held=tuple(held))
