@@ -6,6 +6,8 @@ there are too many. Each connection has one request. It needs no event loop, so 
 
 from __future__ import annotations
 
+import errno
+import logging
 import socket
 import ssl
 import threading
@@ -16,7 +18,11 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import UsageError
+from dra_agent.supervisor import supervisor
+
+log = logging.getLogger(__name__)
 
 CONNECTION_TIMEOUT_S = 10.0
 """Seconds from the start to the end of a connection, independent of the client."""
@@ -26,6 +32,9 @@ MAX_REQUEST_BYTES = 16 << 10
 """Maximum size of the request line and headers; Prometheus sends less than 1 KiB."""
 MAX_THREADS = 4 * MAX_CONNECTIONS
 """Closed connections count until their thread ends."""
+_KEPT_THREADS = 2
+"""Those that exist from the start: /healthz responds while the system has no room for a thread."""
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _POLL_INTERVAL_S = 0.25
 """Seconds between two checks of the server for a stop: socketserver has no other way."""
 _EVICTION_DELAY_S = 0.02
@@ -56,9 +65,8 @@ class HttpListener:
                 where=flag,
                 hint="choose a free port on an address of this host",
             ) from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_INTERVAL_S,), name="http", daemon=True
-        )
+        self._stopping = threading.Event()
+        self._started = False
 
     @property
     def port(self) -> int:
@@ -67,11 +75,13 @@ class HttpListener:
 
     def start(self) -> None:
         """Start to serve."""
-        self._thread.start()
+        supervisor().thread_loop("http", lambda: self._server.serve_forever(_POLL_INTERVAL_S), self._stopping)
+        self._started = True
 
     def close(self) -> None:
         """Stop serving."""
-        if self._thread.is_alive():
+        self._stopping.set()
+        if self._started:
             self._server.shutdown()
         self._server.server_close()
 
@@ -126,6 +136,9 @@ class _Server(ThreadingHTTPServer):
         self._tls = tls
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._running = threading.BoundedSemaphore(MAX_THREADS)
+        self._threads = DaemonExecutor(MAX_THREADS, "http request", kept=_KEPT_THREADS)
+        self._is_short = False
+        """Whether the system had no room for the last connection."""
         self._lock = threading.Lock()
         self._open: dict[socket.socket, float] = {}
         """Connections and their deadlines, the oldest first."""
@@ -139,7 +152,17 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def get_request(self) -> tuple[Any, Any]:
-        connection, address = super().get_request()
+        try:
+            connection, address = super().get_request()
+        except OSError as error:
+            if error.errno in _SHORTAGES:
+                # The connection stays in the queue, so the server would try it again at once.
+                if not self._is_short:
+                    log.error("connections wait until the system has room for them", extra={"reason": error.strerror})
+                self._is_short = True
+                time.sleep(_POLL_INTERVAL_S)
+            raise
+        self._is_short = False
         if (context := self._tls()) is None:
             return connection, address
         # The handshake waits for the client, so the thread of the connection does it.
@@ -159,7 +182,11 @@ class _Server(ThreadingHTTPServer):
             self._discard(request)
             self.shutdown_request(request)  # connections come faster than threads end
             return
-        super().process_request(request, client_address)
+        self._threads.submit(self.process_request_thread, request, client_address)
+
+    def server_close(self) -> None:
+        super().server_close()
+        self._threads.shutdown()
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

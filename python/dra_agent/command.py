@@ -27,19 +27,23 @@ MAX_OUTPUT_BYTES = 16 << 20
 _CHUNK_BYTES = 64 << 10
 
 
-_SEARCH_PATHS = frozenset({"LD_LIBRARY_PATH", "PATH"})
-_PRELOADED = "LD_PRELOAD"
+_PROGRAMS, _LIBRARIES, _PRELOADED = "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"
 
 
 def inherited_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the agent's variables, plus `added`, for a process that starts in another directory.
 
-    Directories that are relative to the user's stay the same ones. An empty entry of a search path, which means
-    whichever directory the process is in, is removed.
+    Libraries in directories that are relative to the user's stay the same ones. Empty entries of a search path, which
+    mean whichever directory the process is in, are removed, and so are relative ones of PATH (`path_search`).
     """
     variables = {**os.environ, **(added or {})}
-    for name in _SEARCH_PATHS & variables.keys():
-        variables[name] = os.pathsep.join(_absolute(entry) for entry in variables[name].split(os.pathsep) if entry)
+    if _PROGRAMS in variables:
+        # An empty PATH would be the current directory too.
+        entries = filter(os.path.isabs, variables[_PROGRAMS].split(os.pathsep))
+        variables[_PROGRAMS] = os.pathsep.join(entries) or os.defpath
+    if _LIBRARIES in variables:
+        entries = filter(None, variables[_LIBRARIES].split(os.pathsep))
+        variables[_LIBRARIES] = os.pathsep.join(map(_absolute, entries))
     if _PRELOADED in variables:
         # ld.so(8): separated by spaces or colons; a name without a slash is looked up in the search path.
         entries = filter(None, re.split("[ :]", variables[_PRELOADED]))

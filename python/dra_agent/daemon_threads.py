@@ -2,7 +2,8 @@
 
 `ThreadPoolExecutor` joins its threads when the interpreter ends, and asyncio waits for those of its default executor:
 one call that hangs in a driver would keep the agent from stopping. Threads are started on demand and end after a while
-without work, except those that the executor keeps.
+without work, except those that the executor keeps: they exist from the start, so that work which must not fail for want
+of a thread, such as that of a reclaim notice, always has one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
+
+from dra_agent.threads import NoThreadError, start_thread
 
 IDLE_TIMEOUT_S = 10.0
 """Seconds after which a thread without work ends."""
@@ -24,14 +28,14 @@ _Job = tuple[Future[Any], Callable[[], Any]]
 class DaemonExecutor(ThreadPoolExecutor):
     """At most `max_workers` calls at once; a subclass because asyncio takes nothing else as a default executor."""
 
-    def __init__(self, max_workers: int, thread_name_prefix: str, *, keep_one: bool = False) -> None:
-        """`keep_one`: start a thread now, which does not end: a later `submit` needs no other to succeed.
+    def __init__(self, max_workers: int, thread_name_prefix: str, *, kept: int = 0) -> None:
+        """`kept`: threads that start now and do not end; with one, a later `submit` needs no other to succeed.
 
-        Raises RuntimeError if that thread cannot be started.
+        Raises NoThreadError if they cannot be started.
         """
         super().__init__(max_workers, thread_name_prefix)
         self._max = max_workers
-        self._kept = int(keep_one)
+        self._kept = kept
         self._name = thread_name_prefix
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -40,11 +44,15 @@ class DaemonExecutor(ThreadPoolExecutor):
         self._running = 0
         self._idle = 0
         self._closed = False
-        if keep_one:
-            self._start()
+        with self._lock:
+            for _ in range(kept):
+                self._start()
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """Have a call made. RuntimeError after `shutdown`."""
+        """Have a call made; it waits for a thread if the system has no room for another one.
+
+        Raises NoThreadError if there is none to wait for, and RuntimeError after `shutdown`.
+        """
         future: Future[_T] = Future()
         with self._lock:
             if self._closed:
@@ -53,7 +61,7 @@ class DaemonExecutor(ThreadPoolExecutor):
             if self._idle >= len(self._jobs):
                 self._changed.notify()
             elif self._running < self._max:
-                self._start()
+                self._start_for_job()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -65,18 +73,24 @@ class DaemonExecutor(ThreadPoolExecutor):
         for future, _ in dropped:
             future.cancel()
 
-    def _start(self) -> None:
-        self._started += 1
-        thread = threading.Thread(target=self._work, name=f"{self._name}_{self._started}", daemon=True)
-        self._running += 1
+    def finish(self) -> None:
+        """Shut down, and wait for the calls that run."""
+        self.shutdown()
+        with self._lock:
+            self._changed.wait_for(lambda: not self._running)
+
+    def _start_for_job(self) -> None:
         try:
-            thread.start()
-        except RuntimeError:  # no thread can be started: those that run take the job
-            self._running -= 1
+            self._start()
+        except NoThreadError:  # those that run take the job
             if not self._running:
-                if self._jobs:
-                    self._jobs.pop()
+                self._jobs.pop()
                 raise
+
+    def _start(self) -> None:
+        start_thread(f"{self._name}_{self._started + 1}", self._work)
+        self._started += 1
+        self._running += 1
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
@@ -100,5 +114,11 @@ class DaemonExecutor(ThreadPoolExecutor):
                 self._idle -= 1
                 if not self._jobs and (self._closed or (not woken and self._running > self._kept)):
                     self._running -= 1
+                    self._changed.notify_all()  # to `finish`
                     return None
-            return self._jobs.popleft()
+            job = self._jobs.popleft()
+            if len(self._jobs) > self._idle and self._running < self._max:
+                # The system had no room for a thread when they came, and may have now.
+                with suppress(NoThreadError):
+                    self._start()
+            return job

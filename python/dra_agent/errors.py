@@ -31,6 +31,10 @@ class BusyError(RetryableError):
     """The request was refused before a part of it was done, because the agent serves as many as it can."""
 
 
+class NoAgentError(RetryableError):
+    """No agent listens: none was started here, or it has ended."""
+
+
 class PermanentError(AgentError):
     """The same request can never succeed: it must be changed first."""
 

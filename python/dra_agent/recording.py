@@ -203,18 +203,16 @@ def parse_tree(content: bytes, where: str) -> list[Entry]:
 
 
 def is_inside(path: str, target: str) -> bool:
-    """Whether the target of a link at `path` is relative, and below the link's top folder."""
+    """Whether the target of a link at `path` is relative, and below the link's top folder, through any other links.
+
+    ".." comes first only: folders above an entry are never links, so it leads where the text says. Behind a name, which
+    may be another link, it leads from where that one ends. The names that follow are entries of the same rule.
+    """
     if not target or target.startswith("/") or "\0" in target or len(target) > MAX_PATH_BYTES:
         return False
-    parts = path.split("/")[:-1]
-    for part in target.split("/"):
-        if part == "..":
-            parts.pop()
-            if not parts:
-                return False
-        elif part not in ("", "."):
-            parts.append(part)
-    return True
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
+    return ".." not in parts[up:] and up < path.count("/")
 
 
 def _lines(content: bytes, where: str) -> Iterator[bytes]:

@@ -1,4 +1,8 @@
-"""Delays between attempts: exponential, with jitter, and at least Retry-After of the server."""
+"""Delays between attempts: exponential, with jitter, and at least Retry-After of the server.
+
+While an activity is urgent, its delays are at most `URGENT_RETRY_S` long, whatever the server requests: the node ends
+soon, and few nodes are urgent at a time.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-MAX_RETRY_AFTER_S = 300.0
+MAX_RETRY_AFTER_S = 30.0
 """Upper limit for the Retry-After that a server requests."""
+URGENT_RETRY_S = 1.0
+"""The longest delay while an activity is urgent."""
 LIST_FIRST_S = 5.0
 """Seconds over which the first tries after a failure are spread."""
 LIST_MAX_S = 30.0
@@ -32,25 +38,27 @@ class Backoff:
         factor: float = 2.0,
         spread: float = 0.5,
         jitter: Callable[[], float] = random.random,
+        urgent: Callable[[], bool] = lambda: False,
     ) -> None:
         """`first` and `longest` are seconds; `spread` is the random share of a step, 1.0 being full jitter.
 
-        `jitter` returns numbers from 0 up to 1.
+        `jitter` returns numbers from 0 up to 1. `urgent` returns whether the node is being reclaimed.
         """
         self._first = first
         self._longest = longest
         self._factor = factor
         self._spread = spread
         self._jitter = jitter
+        self._urgent = urgent
         self.failures = 0
 
     @classmethod
-    def for_lists(cls, *, longest: float = LIST_MAX_S) -> Backoff:
+    def for_lists(cls, *, longest: float = LIST_MAX_S, urgent: Callable[[], bool] = lambda: False) -> Backoff:
         """Return delays for lists and watches, which all agents of a cluster restart after an outage of the API server.
 
         Full jitter from the first delay on: 5,000 agents spread their first tries evenly over `LIST_FIRST_S`.
         """
-        return cls(first=LIST_FIRST_S, longest=longest, spread=1.0)
+        return cls(first=LIST_FIRST_S, longest=longest, spread=1.0, urgent=urgent)
 
     def reset(self) -> None:
         """Start again from the first delay."""
@@ -61,11 +69,13 @@ class Backoff:
 
         The delay is an exponential step, of which the share `spread` is random, so that a thousand agents do not retry
         at the same moment. A `retry_after` attribute of `error` (the Retry-After header) is the minimum; up to a tenth
-        is added to it.
+        is added to it. While it is urgent, Retry-After is ignored.
         """
         step = growing_wait(self.failures, first_s=self._first, max_s=self._longest, factor=self._factor)
         self.failures += 1
         wait = step * (1.0 - self._spread + self._spread * self._jitter())
+        if self._urgent():
+            return min(wait, URGENT_RETRY_S * (0.5 + 0.5 * self._jitter()))
         retry_after = getattr(error, "retry_after", None)
         if retry_after is None:
             return wait

@@ -15,6 +15,7 @@ from errno import EINPROGRESS
 from typing import Any
 
 from dra_agent.deadline import Deadline
+from dra_agent.supervisor import supervisor
 
 ATTEMPT_DELAY_S = 0.25
 """Seconds after which the next address is tried too (RFC 8305, section 5)."""
@@ -73,7 +74,7 @@ async def connect_to(host: str, port: int) -> socket.socket:
     try:
         while untried or attempts:
             if untried:
-                attempts.add(asyncio.create_task(_connected(untried.pop()), name=f"connect {host}"))
+                attempts.add(supervisor().start_task(f"connect {host}", _connected(untried.pop()), awaited=True))
             await asyncio.wait(
                 attempts, timeout=ATTEMPT_DELAY_S if untried else None, return_when=asyncio.FIRST_COMPLETED
             )

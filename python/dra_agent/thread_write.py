@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+from dra_agent.supervisor import on_thread
+
 END_TIMEOUT_S = 5.0
 """Seconds for which a canceled task waits for a write that has begun: on a disk that hangs, it may never end."""
 
@@ -18,7 +20,7 @@ async def write_on_thread(write: Callable[[], _T], *, timeout_s: float = END_TIM
     If the task is canceled meanwhile, wait for the end of the call first, at most `timeout_s`. Raises what the call
     raises.
     """
-    future = asyncio.get_running_loop().run_in_executor(None, write)
+    future = on_thread(write)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:

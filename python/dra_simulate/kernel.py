@@ -21,7 +21,7 @@ from dra_simulate.profiles import load_profile
 from dra_simulate.roles.amd import AmdGpu
 from dra_simulate.tree import replace_file
 
-_DEVICES, _DRIVERS = "bus/pci/devices/", "bus/pci/drivers/"
+_DEVICES, _DRIVERS, _INTERFACES = "bus/pci/devices/", "bus/pci/drivers/", "class/net/"
 _POLL_INTERVAL_S = 0.02
 """Seconds between two checks for a cleared fault."""
 
@@ -38,6 +38,12 @@ class SimulatedKernel:
     def write(self, path: str, text: str) -> None:
         """Write an attribute, by its path relative to /sys; raises the OSError of the kernel, with its latency."""
         folder, _, attribute = path.rpartition("/")
+        if folder.startswith(_INTERFACES):
+            if attribute not in ("flags", "mtu"):
+                raise _answer(errno.EACCES, path)
+            # The link of the class stays: the file is replaced in the folder of the device.
+            replace_file((self._root / "sys" / folder).resolve(strict=True) / attribute, text.encode())
+            return
         device, driver = _subject(folder, attribute, text)
         self._under_way[device] += 1
         try:

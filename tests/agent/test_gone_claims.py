@@ -1,4 +1,4 @@
-"""In Kubernetes mode, a claim that the kubelet no longer knows is released by the agent or by an operator."""
+"""In Kubernetes mode, a claim that the kubelet does not release is released by the agent or by an operator."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import preloaded
-from agent.test_kubernetes_mode import GPU, allocate, kubernetes, prepare, registered
+from agent.test_kubernetes_mode import DRIVER, GPU, allocate, kubernetes, prepare, registered
 from eventually import eventually
 from fake_apiserver.fake import FakeApi
 
@@ -24,8 +26,26 @@ def release(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return preloaded.run(["claims", "release", *arguments, "--state-dir", str(state)], env=variables)
 
 
-def test_a_claim_without_its_object_is_released_by_the_agent(
-    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, tmp_path: Path
+def move(fake_api: FakeApi, claim: tuple[str, str, str]) -> None:
+    """Allocate the device of the same name on another node instead."""
+    result = {"request": "gpu", "driver": DRIVER, "pool": "node-b/gpu", "device": GPU}
+    fake_api.set_status("resourceclaims", *claim[:2], {"allocation": {"devices": {"results": [result]}}})
+
+
+LOSSES: dict[str, Callable[[FakeApi, tuple[str, str, str]], object]] = {
+    "deleted": lambda api, claim: api.remove("resourceclaims", claim[1], claim[0]),
+    "deallocated": lambda api, claim: api.set_status("resourceclaims", *claim[:2], {}),
+    "on another node": move,
+}
+
+
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=list(LOSSES))
+def test_a_claim_that_lost_its_devices_is_released_by_the_agent(
+    kubernetes: Callable[..., AgentProcess],
+    fake_api: FakeApi,
+    kubelet_dir: Path,
+    tmp_path: Path,
+    lose: Callable[[FakeApi, tuple[str, str, str]], object],
 ) -> None:
     (tmp_path / "config.toml").write_text("[claims]\nrelease_gone_after = 0.5\n")
     claim = allocate(fake_api, "forgotten")
@@ -34,11 +54,11 @@ def test_a_claim_without_its_object_is_released_by_the_agent(
     async def scenario() -> None:
         async with registered(kubelet_dir) as driver:
             assert not (await prepare(driver, claim)).error
-            fake_api.remove("resourceclaims", "forgotten", "default")
+            lose(fake_api, claim)
             other = allocate(fake_api, "next")
             refused = (await prepare(driver, other)).error
             assert f"dra-agent claim release {claim[2]}" in refused
-            await asyncio.to_thread(agent.wait_for, "claim that does not exist was released")
+            await asyncio.to_thread(agent.wait_for, "orphaned claim was released")
             assert not (await prepare(driver, other)).error
 
     asyncio.run(scenario())

@@ -26,6 +26,7 @@ from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError, UsageError
 from dra_agent.metrics.http_server import HttpServer
 from dra_agent.metrics.instrumented_preparer import InstrumentedPreparer
+from dra_agent.metrics.liveness import LivenessMetrics
 from dra_agent.metrics.registry import Metrics
 from dra_agent.metrics.snapshot import DeviceInfo, MetricsSnapshot
 from eventually import DEADLINE_S, eventually_async
@@ -169,6 +170,7 @@ def test_a_call_on_a_monitored_thread_is_overdue_until_it_ends() -> None:
 def server() -> Iterator[tuple[HttpServer, list[str]]]:
     failures: list[str] = []
     metrics = Metrics(lambda: MetricsSnapshot((DeviceInfo("gpu-0", "n/gpu", "free", 'u"1', "A\\B"),), 3))
+    metrics.add(LivenessMetrics(lambda: failures))
     server = HttpServer(("127.0.0.1", 0), render=metrics.render, healthy=lambda: failures, ready=lambda: ["starting"])
     server.start()
     yield server, failures
@@ -190,13 +192,14 @@ def request(
 def test_endpoints_return_status_and_metrics(server: tuple[HttpServer, list[str]]) -> None:
     endpoint, failures = server
     assert request(endpoint, "/healthz") == (200, "ok\n")
+    assert "\ndra_agent_live 1.0\n" in request(endpoint, "/metrics")[1]
     failures.append("the event loop has been stuck for 16 s")
     assert request(endpoint, "/healthz") == (503, "the event loop has been stuck for 16 s\n")
     assert request(endpoint, "/readyz") == (503, "starting\n")
     assert request(endpoint, "/healthz?x=1", "HEAD") == (503, "")
     assert request(endpoint, "/metrics", "POST")[0] == 501
     status, text = request(endpoint, "/metrics")
-    assert status == 200
+    assert status == 200 and "\ndra_agent_live 0.0\n" in text
     assert 'dra_agent_device_info{device="gpu-0",pool="n/gpu",product="A\\\\B",uuid="u\\"1"} 1.0' in text
     assert "dra_agent_prepared_claims 3.0" in text
     openmetrics = request(endpoint, "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})[1]

@@ -206,19 +206,12 @@ def test_try_reports_a_container_that_does_not_start(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/sbin:/usr/bin:/bin")
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("dra_agent.cdi.runtime.NAMESPACE_SCRIPT", 'exec "$@"')
-    monkeypatch.setattr("dra_agent.cdi.runtime.shutil.which", _which_with("unshare", tmp_path))
+    unshare = tmp_path / "unshare"  # `unshare --mount CMD...` runs CMD
+    unshare.write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    unshare.chmod(0o755)
     assert main(["cdi", "try", "uid-1", "--cdi-dir", str(cdi)]) == 1
     error = capfd.readouterr().err
     assert "cannot resolve" in error and "podman: the container ended with status 126" in error
-
-
-def _which_with(name: str, folder: Path) -> object:
-    """Return a lookup with a fake `unshare`: `unshare --mount CMD...` runs CMD."""
-    fake = folder / name
-    fake.write_text('#!/bin/sh\nshift\nexec "$@"\n')
-    fake.chmod(0o755)
-    real = shutil.which
-    return lambda program, *rest, **more: str(fake) if program == name else real(program, *rest, **more)
 
 
 def test_cdi_directory_comes_from_the_configuration(

@@ -61,8 +61,9 @@ def put_claim(api: FakeApi, name: str, node: str, device: str, *pods: str, uid: 
 
 
 def test_ledger_is_listed_while_the_agent_runs(run: Run, node: JournalLedger) -> None:
-    code, text, _ = run()
+    code, text, errors = run()
     assert code == 0
+    assert "whether devices of claims can be used is not known: " in errors and "no agent is running here" in errors
     lines = [line.split() for line in text.splitlines() if "gpu-" in line]
     assert [(line[0], line[1], line[3]) for line in lines] == [
         ("gpu-2", "team-a/late", "being"),

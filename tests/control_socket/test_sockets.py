@@ -267,7 +267,7 @@ def test_a_missing_response_is_a_retryable_error(short_path: Path) -> None:
     path = short_path / "s"
 
     def scenario() -> None:
-        with connect(path) as connection, pytest.raises(RetryableError, match="did not respond in time"):
+        with connect(path) as connection, pytest.raises(RetryableError, match="did not respond within 0.1 s"):
             connection.call(Echo("a"), timeout=0.1)
 
     run_with_server(path, scenario, never_responds)

@@ -143,7 +143,7 @@ def test_prometheus_rule_has_the_alerts_of_the_file(render: Render) -> None:
     assert spec() == {"groups": alerts + recording}, "Helm evaluates no template of Prometheus"
     group = spec(disabled=["DraAgentFieldsDropped"])["groups"][0]
     assert len(group["rules"]) == len(rules()) - 1
-    with pytest.raises(RefusedError, match='unknown alert "X"; the alerts are DraAgentCannotRecordClaims'):
+    with pytest.raises(RefusedError, match='unknown alert "X"; the alerts are DraAgentDown'):
         spec(disabled=["X"])
 
 

@@ -25,6 +25,7 @@ from device_setup.test_net import ADDRESS, given, nic, want
 from dra_agent.agent.hook_server import HookServer
 from dra_agent.device_setup.net import NicSetup
 from dra_agent.device_setup.net.mover import TASK
+from dra_agent.device_setup.sysfs_writer import RealSysfsWriter
 from dra_agent.host import Host
 from dra_agent.prepare.setup import SetupOutcome
 from eventually import eventually
@@ -70,7 +71,8 @@ class Nic:
     def new_agent(self) -> NicSetup:
         """An agent that knows of the earlier ones what they left on disk."""
         folder = self.root / "host"
-        agent = NicSetup(self.host, self.root / "state", folder, return_timeout_s=0.3)
+        kernel = RealSysfsWriter(self.host.sysfs)
+        agent = NicSetup(self.host, self.root / "state", folder, kernel=kernel, return_timeout_s=0.3)
         # The device's folder in /sys, which for a NIC shows the host's interfaces alone.
         agent.interfaces.of = lambda address: [name for name in (self.name, IN_POD) if (NET / name).exists()]  # type: ignore[method-assign]
         return agent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from deadlines import a_minute
 from device_setup.test_mps import World, kill, share, world
 from dra_agent.command import HostCommand
+from dra_agent.device_setup.mps import paths
 from dra_agent.device_setup.mps.paths import MpsPaths
 from dra_agent.device_setup.shares import ShareConfig
 from dra_agent.errors import RetryableError
@@ -191,8 +193,83 @@ def test_shared_memory_is_where_only_the_agent_writes(base: Path) -> None:
     finally:
         os.umask(before)
     assert place.shm == base / "dev/shm/dra-agent/gpu-a"
-    assert place.shm.parent.stat().st_mode & 0o7777 == 0o755
+    assert place.shm.parent.stat().st_mode & 0o7777 == 0o700
     assert place.shm.stat().st_mode & 0o7777 == 0o1777
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="two users take root")
+def test_a_local_user_reaches_no_shared_memory(base: Path) -> None:
+    place = MpsPaths.of(base / "state", base / "dev", "gpu-a")
+    place.make()
+    (place.shm / "of-a-claim").write_text("secret")
+    (place.shm / "of-a-claim").chmod(0o644)
+    for command in (["cat", str(place.shm / "of-a-claim")], ["touch", str(place.shm / "of-a-user")]):
+        as_nobody = ["setpriv", f"--reuid={NOBODY}", "--clear-groups", *command]
+        done = subprocess.run(as_nobody, capture_output=True, text=True, check=False)
+        assert done.returncode != 0 and "Permission denied" in done.stderr
+
+
+@pytest.mark.parametrize("shm_on_disk", [False, True], ids=["in memory", "on disk"])
+@pytest.mark.parametrize("ending", ["released", "agent died", "daemon died", "never released"])
+def test_a_share_gets_no_file_of_an_earlier_one(world: World, ending: str, shm_on_disk: bool) -> None:
+    if not shm_on_disk:
+        (world.host.dev / "shm").mkdir(parents=True)
+    place = world.place()
+    assert place.shm.is_relative_to(world.host.dev) is not shm_on_disk
+    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
+    for folder in (place.shm, place.pipe):
+        (folder / "of-the-first").write_text("secret")
+    if ending == "agent died":
+        world.modes.fails = True  # the release began, and did not come to the files
+        with pytest.raises(RetryableError):
+            world.setup.tear_down("uid-1", ["gpu-a/share-1"], None, a_minute())
+        world.modes.fails = False
+        world.again()
+    elif ending == "daemon died":
+        pid = world.pid()
+        assert pid is not None
+        kill(pid)
+        world.setup.tear_down("uid-1", ["gpu-a/share-1"], None, a_minute())
+    elif ending == "never released":
+        (world.path / "state/mps/gpu-a.json").unlink()  # an administrator removed a damaged one
+        world.again()
+    else:
+        world.setup.tear_down("uid-1", ["gpu-a/share-1"], None, a_minute())
+    world.setup.set_up("uid-2", [share(2)], ShareConfig(), None, a_minute())
+    assert not (place.shm / "of-the-first").exists() and not (place.pipe / "of-the-first").exists()
+    assert world.pid() is not None and world.mps.supervise() == {}
+
+
+def test_a_share_waits_where_files_of_an_earlier_one_cannot_be_moved(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = world.place()
+    place.make()
+    (place.shm / "of-an-earlier-one").write_text("secret")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(paths, "remove", refuse)
+    with pytest.raises(RetryableError, match="files of an earlier share"):
+        world.setup.set_up("uid-2", [share(2)], ShareConfig(), None, a_minute())
+    assert world.pid() is None
+
+
+def test_logs_that_clients_fill_have_a_bound(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "MAX_LOG_BYTES", 1000)
+    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
+    log = world.place().log / "server.log"
+    (world.place().log / "outside.log").symlink_to(world.path / "lib/nvidia-cuda-mps-control")
+    with log.open("a") as daemon:  # as a daemon has it open
+        daemon.write("first line\n" * 500 + "last line\n")
+        daemon.flush()
+        assert world.mps.supervise() == {}
+        daemon.write("next line\n")
+    assert log.read_text() == "next line\n"
+    kept = (world.place().log / "server.log.old").read_text()
+    assert kept.endswith("first line\nlast line\n") and len(kept) <= 1000
+    assert (world.path / "lib/nvidia-cuda-mps-control").stat().st_size > 1000, "no link is followed"
 
 
 EXCHANGES = f"""

@@ -24,6 +24,7 @@ from dra_agent.device_setup.net import NicConfig, NicSetup
 from dra_agent.device_setup.net import setup as net
 from dra_agent.device_setup.net.interfaces import Interfaces
 from dra_agent.device_setup.rtnetlink import TIMEOUT_S as QUERY_TIMEOUT_S
+from dra_agent.device_setup.sysfs_writer import RealSysfsWriter
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, DeviceNode
@@ -85,7 +86,8 @@ class Tree:
         (folder / "flags").write_text(f"{flags}\n")
 
     def agent(self) -> NicSetup:
-        return NicSetup(self.host, self.state, self.state / "host", return_timeout_s=0.2)
+        kernel = RealSysfsWriter(self.host.sysfs)
+        return NicSetup(self.host, self.state, self.state / "host", kernel=kernel, return_timeout_s=0.2)
 
 
 @pytest.fixture
@@ -475,7 +477,9 @@ def test_unsupported_devices_are_refused(tree: Tree) -> None:
         tree.agent().check(Device("gpu-0", "gpu", "amd", ADDRESS, {}), want())
     elsewhere = Host(sysfs=tree.host.sysfs, net=Path("/run/host-net"))
     with pytest.raises(PermanentError, match="^interface: the agent has its own network namespace"):
-        NicSetup(elsewhere, tree.state, tree.state).check(nic(), want(mtu=9000))
+        NicSetup(elsewhere, tree.state, tree.state, kernel=RealSysfsWriter(elsewhere.sysfs)).check(
+            nic(), want(mtu=9000)
+        )
     setup: DeviceSetup = tree.agent()
     assert setup.default(nic()) is None
 
@@ -585,7 +589,7 @@ root = Path({root!r})
 (root / "sys/class/net").symlink_to("/sys/class/net")
 (root / "sys/bus/pci/devices" / ADDRESS / "net").symlink_to("/sys/class/net")
 ip("link", "add", "dra0", "mtu", "1400", "up", "type", "veth", "peer", "name", "dra1")
-agent = NicSetup(Host(sysfs=root / "sys"), root / "state", root)
+agent = NicSetup(Host(sysfs=root / "sys"), root / "state", root, kernel=sysfs_writer.RealSysfsWriter(root / "sys"))
 def shown(name):
     folder = Path("/sys/class/net") / name
     return int((folder / "mtu").read_text()), int((folder / "flags").read_text(), 16) & 1

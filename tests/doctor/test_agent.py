@@ -94,6 +94,7 @@ def test_a_directory_that_runtimes_do_not_read_is_a_warning(
 
 
 def test_a_spec_of_a_claim_that_holds_nothing_is_stale(healthy_host: CheckContext, findings: Findings) -> None:
+    JournalLedger(healthy_host.state_dir, "boot").close()
     stale = healthy_host.cdi_dir / f"{healthy_host.driver}-claim_11111111-aaaa.json"
     stale.write_text(spec(f"{healthy_host.driver}/claim", "11111111-aaaa-gpu-0"))
     (finding,) = findings(healthy_host)

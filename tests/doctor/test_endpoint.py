@@ -1,9 +1,8 @@
-"""The files that protect /metrics: the findings of doctor about each, and how a bundle reads the metrics."""
+"""The files that protect /metrics: the findings of doctor about each."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,13 +11,7 @@ import pytest
 from doctor.conftest import Findings
 from dra_agent.cli.main import main
 from dra_agent.doctor import CheckContext, EndpointFiles, Finding, Severity, run_checks
-from dra_agent.doctor.bundle.scrape import scrape
-from dra_agent.errors import RetryableError
-from dra_agent.metrics.access import EndpointAccess
-from dra_agent.metrics.http_server import HttpServer
 from fake_apiserver.certificates import Authority
-
-Pair = tuple[Path, Path]
 
 
 @pytest.fixture
@@ -109,29 +102,3 @@ def test_doctor_takes_the_files_from_the_configuration(
     assert main(["doctor", *place, "-o", "json"]) == 1
     found = [one for one in json.loads(capsys.readouterr().out)["findings"] if one.get("check") == "metrics"]
     assert [one["where"] for one in found] == [f"metrics_tls_cert ({tokens})"]
-
-
-@pytest.fixture
-def protected(authority: Authority, tokens: Path) -> Iterator[tuple[HttpServer, Pair]]:
-    pair = authority.issue("agent")
-    server = HttpServer(
-        ("127.0.0.1", 0),
-        render=lambda accept: (b"metrics", "text/plain"),
-        healthy=list,
-        ready=list,
-        access=EndpointAccess(*pair, tokens),
-    )
-    server.start()
-    yield server, pair
-    server.close()
-
-
-def test_a_bundle_reads_protected_metrics(
-    protected: tuple[HttpServer, Pair], authority: Authority, tokens: Path
-) -> None:
-    server, (certificate, _) = protected
-    assert scrape("", server.port, certificate, tokens) == "metrics"
-    with pytest.raises(RetryableError, match="status 401"):
-        scrape("127.0.0.1", server.port, certificate)
-    with pytest.raises(RetryableError, match="no metrics: .*certificate verify failed"):
-        scrape("127.0.0.1", server.port, authority.issue("other")[0], tokens)

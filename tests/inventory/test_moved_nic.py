@@ -13,6 +13,7 @@ import pytest
 from deadlines import a_minute
 from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.net import NicConfig, NicSetup
+from dra_agent.device_setup.sysfs_writer import RealSysfsWriter
 from dra_agent.host import Host
 from dra_agent.inventory.collector import Collector, collect
 from dra_agent.inventory.model import Inventory
@@ -55,7 +56,8 @@ class Machine:
         return collect(self.host, self.topology(), settings, bindings=VfioBindingStore(self.state))
 
     def prepare(self, uid: str = "a", **interface: Any) -> NicSetup:
-        agent = NicSetup(self.host, self.state, self.state / "host", return_timeout_s=0.1)
+        kernel = RealSysfsWriter(self.host.sysfs)
+        agent = NicSetup(self.host, self.state, self.state / "host", kernel=kernel, return_timeout_s=0.1)
         (device,) = self.collect().devices
         wanted = msgspec.convert({"interface": interface}, NicConfig)
         agent.check(device, wanted)

@@ -243,7 +243,7 @@ def test_a_call_without_deadline_thread_leaves_its_claim_free(node: Node, run: R
 
     async def scenario() -> None:
         async with node.registered() as (plugin, driver):
-            assert "can't start new thread" in (await driver.call("prepare", [CLAIM_C])).claims["u"].error
+            assert "no room for another thread" in (await driver.call("prepare", [CLAIM_C])).claims["u"].error
             assert not plugin.in_flight and not node.devices.calls
             no_threads.clear()
             assert (await driver.call("prepare", [CLAIM_C])).claims["u"].devices

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -85,39 +87,65 @@ def not_writable(ledger: JournalLedger) -> str | None:
     return ledger.report.not_writable
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
-def test_a_full_disk_refuses_claims_and_recovers(tmp_path: Path) -> None:
-    small = tmp_path / "small"
+@contextmanager
+def small_file_system(folder: Path) -> Iterator[Path]:
+    small = folder / "small"
     small.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", small], capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
     try:
+        yield small
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def fill(folder: Path) -> Path:
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(b"x" * 4096)
+    return filler
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+def test_a_full_disk_refuses_claims_and_recovers(tmp_path: Path) -> None:
+    with small_file_system(tmp_path) as small:
         with JournalLedger(small, "boot") as ledger:
             ledger.start(claim("a"), durable=False)
             ledger.complete("a", {"kept": True})
-            filler = small / "filler"
-            with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-                while True:
-                    file.write(b"x" * 4096)
-            # The journal has preallocated space, so a claim can be released on a full disk ...
-            ledger.start(claim("b", "gpu-1"), durable=True)
-            assert ledger.release("b")
-            # ... and a claim that no longer fits is refused and changes nothing.
+            filler = fill(small)
+            # The journal has preallocated space. A claim that no longer fits is refused and changes nothing ...
             with pytest.raises(RetryableError, match="free some space"):
                 for number in range(1000):
                     ledger.start(claim(f"c{number}", f"other-{number}"), durable=False)
-                    ledger.complete(f"c{number}", "x" * 4000)
+                    ledger.complete(f"c{number}", "x" * 400)
             held = {entry.uid for entry in ledger.entries()}
-            assert "a" in held
+            assert "a" in held and len(held) > 50
             assert not_writable(ledger)
+            # ... and a claim that was recorded can be released.
+            assert all(ledger.release(uid) for uid in held)
+            assert ledger.entries() == []
             filler.unlink()
             ledger.start(claim("d", "gpu-2"), durable=True)
             assert not_writable(ledger) is None
         with JournalLedger(small, "boot") as ledger:
-            assert {entry.uid for entry in ledger.entries()} == held | {"d"}
-    finally:
-        subprocess.run(["umount", small], check=True)
+            assert {entry.uid for entry in ledger.entries()} == {"d"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+def test_an_agent_that_starts_on_a_full_disk_releases_every_claim(tmp_path: Path) -> None:
+    with small_file_system(tmp_path) as small:
+        with JournalLedger(small, "boot") as ledger:
+            for number in range(300):
+                ledger.start(claim(f"c{number}", f"gpu-{number}"), durable=False)
+                ledger.complete(f"c{number}", "x" * 400)
+        fill(small)
+        with JournalLedger(small, "boot") as ledger:
+            assert len(ledger.entries()) == 300
+            assert all(ledger.release(entry.uid) for entry in ledger.entries())
+        with JournalLedger(small, "boot") as ledger:
+            assert ledger.entries() == []
 
 
 def test_sigkill_at_any_moment_keeps_acknowledged_claims(tmp_path: Path) -> None:

@@ -162,11 +162,11 @@ class Command:
 
 
 def run(
-    arguments: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    arguments: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None, patch: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run `dra-agent ARGUMENTS` to its end; returns its exit code and output."""
+    """Run `dra-agent ARGUMENTS` to its end, `patch` first; returns its exit code and output."""
     with os.fdopen(os.memfd_create("stdout"), "r+") as stdout, os.fdopen(os.memfd_create("stderr"), "r+") as stderr:
-        command = Command(arguments, stdout=stdout, stderr=stderr, env=env, cwd=cwd)
+        command = Command(arguments, stdout=stdout, stderr=stderr, env=env, cwd=cwd, patch=patch)
         try:
             code = command.wait(DEADLINE_S * 2)
         except BaseException:

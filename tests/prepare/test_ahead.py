@@ -8,14 +8,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.prepare.ahead import prepared_ahead
+from dra_agent.prepare.ahead import AheadPreparer, prepared_ahead
 from dra_agent.prepare.ledger import JournalLedger
 from prepare.simulated_node import SimulatedNode, claim, partition
 
 
 def ahead(node: SimulatedNode) -> list[str]:
     return [entry.uid for entry in prepared_ahead(node.ledger)]
+
+
+def release_ahead(node: SimulatedNode) -> bool:
+    return bool(AheadPreparer(node.preparer).unprepare("a", Deadline.of(60)))
 
 
 def test_the_request_of_the_kubelet_adopts_the_claim(node: SimulatedNode) -> None:
@@ -27,7 +32,7 @@ def test_the_request_of_the_kubelet_adopts_the_claim(node: SimulatedNode) -> Non
     assert node.preparer.prepare(claim_) == first
     assert ahead(node) == [] and node.hardware == {"gpu-0": "a"}
     assert "tear_down" not in node.partitions.calls and "roll_back" not in node.partitions.calls
-    assert not node.preparer.release_ahead("a"), "the kubelet has it now"
+    assert not release_ahead(node), "the kubelet has it now"
     assert node.usable("a")
     assert node.preparer.unprepare("a")
     assert node.hardware == {} and node.ledger.entries() == []
@@ -37,15 +42,15 @@ def test_a_claim_of_the_kubelet_stays_its_own(node: SimulatedNode) -> None:
     claim_ = claim("a", "gpu-0", config=[partition(2)])
     prepared = node.preparer.prepare(claim_)
     assert node.preparer.prepare_ahead(claim_) == prepared
-    assert ahead(node) == [] and not node.preparer.release_ahead("a")
+    assert ahead(node) == [] and not release_ahead(node)
     assert node.usable("a")
 
 
 def test_an_unused_claim_is_released_and_its_devices_are_free(node: SimulatedNode) -> None:
     node.preparer.prepare_ahead(claim("a", "gpu-0", config=[partition(2)]))
-    assert node.preparer.release_ahead("a")
+    assert release_ahead(node)
     assert node.hardware == {} and node.specs.claims() == {} and node.ledger.entries() == []
-    assert not node.preparer.release_ahead("a")
+    assert not release_ahead(node)
     node.preparer.prepare(claim("b", "gpu-0"))
 
 
@@ -79,7 +84,7 @@ def test_a_restart_keeps_the_claim_and_it_can_still_be_released(node: SimulatedN
     node.crash_and_restart()
     assert node.preparer.recovery.recover().kept == ("a",)
     assert ahead(node) == ["a"], "a repair is not a request of the kubelet"
-    assert node.preparer.release_ahead("a")
+    assert release_ahead(node)
     assert node.hardware == {}
 
 

@@ -68,6 +68,7 @@ class Node:
         self.kubeconfig = api.kubeconfig(path)
         self.inventory = Inventory()
         self.is_leader = True
+        self.is_urgent = False
         self.leader_checks = 0
         self.register()
 
@@ -94,6 +95,7 @@ class Node:
                     driver=DRIVER,
                     inventory=lambda: self.inventory,
                     is_leader=self.check_leader,
+                    urgent=lambda: self.is_urgent,
                 )
                 await publisher.start()
                 try:

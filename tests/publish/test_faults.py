@@ -135,6 +135,37 @@ def test_retry_after_is_honored_when_devices_change_before_it(node: Node, pauses
     assert len(pauses) == 1 and pauses[0] <= 1.1, "the requested delay and up to 10 % of jitter"
 
 
+@pytest.mark.parametrize("notice", ["after the response", "before the response"])
+def test_a_notice_does_not_wait_for_retry_after(node: Node, notice: str) -> None:
+    node.set_devices(device(1))
+    node.api.fail(503, methods="POST", retry_after=300)
+    node.is_urgent = notice == "before the response"
+
+    async def scenario(publisher: Publisher) -> None:
+        await eventually_async(lambda: publisher.reading().errors != {})
+        node.is_urgent = True
+        node.set_devices(tainted(device(1), "leaving"))
+        publisher.devices_changed()
+        await eventually_async(lambda: bool(node.slices()))
+
+    node.run(scenario)
+    assert node.slices()[0]["spec"]["devices"][0]["taints"][0]["key"] == "x/leaving"
+
+
+def test_a_notice_ends_the_pause_of_a_list(node: Node) -> None:
+    node.set_devices(device(1))
+    node.api.fail(503, methods="GET", path="/resourceslices", retry_after=300, times=2)
+
+    async def scenario(publisher: Publisher) -> None:
+        await eventually_async(lambda: node.api.faults.pending == 1)
+        await eventually_async(lambda: publisher.reading().problems != ())
+        node.is_urgent = True
+        publisher.devices_changed()
+        await eventually_async(lambda: bool(node.slices()))
+
+    node.run(scenario)
+
+
 def test_a_change_resets_the_backoff_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may accept the new devices although it refused the previous ones for an hour."""
     failures: list[int] = []

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dra_agent.kube_client import GoneError, ObjectList, UnavailableError, WatchCursor, reflector
-from dra_agent.kube_client.reflector import URGENT_RETRY_S
 from dra_agent.publish.reflector import SliceReflector
 from dra_agent.publish.slice_store import SliceStore
+from dra_agent.retry import URGENT_RETRY_S
 
 AGENTS = 5000
 BREAK_S = 100.0

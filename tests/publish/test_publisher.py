@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from dra_agent import retry
 from dra_agent.inventory.model import Inventory
-from dra_agent.kube_client import connect, reflector
+from dra_agent.kube_client import connect
 from dra_agent.publish import Publisher
 from dra_agent.retry import Backoff
 from dra_agent.slices import EncodedSlices, SliceRequest
@@ -325,7 +326,7 @@ def test_a_repeated_failure_is_logged_once(node: Node, caplog: pytest.LogCapture
 
 def test_one_urgent_change_ends_one_pause(fake_api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the list would be retried without a pause for as long as the server fails."""
-    monkeypatch.setattr(reflector, "URGENT_RETRY_S", 0.2)
+    monkeypatch.setattr(retry, "URGENT_RETRY_S", 0.2)
     urgent, times = False, []
 
     def lists() -> list[float]:

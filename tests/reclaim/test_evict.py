@@ -144,6 +144,7 @@ def tolerates(**more: Any) -> dict[str, Any]:
         (claim({"operator": "Exists"}), 100, "leave"),
         (claim(tolerates(tolerationSeconds=20)), 10, "wait"),
         (claim(tolerates(tolerationSeconds=20)), 23, "evict"),
+        (claim(tolerates(tolerationSeconds=20), tolerates(tolerationSeconds=90)), 23, "evict"),
         (claim(tolerates(effect="NoSchedule")), 10, "evict"),
         (claim(tolerates(key="other")), 10, "evict"),
         (claim(tolerates(operator="Equal", value="notice")), 10, "leave"),

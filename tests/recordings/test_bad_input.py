@@ -6,12 +6,14 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import dra_simulate
@@ -152,6 +154,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "a link above the root": ({"path": "sys/x", "link": "../../etc"}, "a link that leaves the tree"),
     "a link into another tree": ({"path": "sys/x/y", "link": "../../proc/x"}, "a link that leaves the tree"),
     "a link that goes up late": ({"path": "sys/x", "link": "a/../../../etc"}, "a link that leaves the tree"),
+    "a link that goes up behind a name": ({"path": "sys/x/y/z/l", "link": "n/../../w"}, "a link that leaves the tree"),
     "an empty link": ({"path": "sys/x", "link": ""}, "a link that leaves the tree"),
     "a device in /sys": ({"path": "sys/x", "node": [1, 3, 438]}, "not a device node of /dev"),
     "a number of a device": ({"path": "dev/x", "node": [-1, 3, 438]}, "not a device node of /dev"),
@@ -311,6 +314,48 @@ def test_entries_of_a_tree_stay_below_its_root(entries: list[dict[str, Any]]) ->
         if entry.link is not None:
             target = os.path.normpath(os.path.join("/root", os.path.dirname(entry.path), entry.link))  # noqa: PTH118, PTH120
             assert target.startswith(f"/root/{parts[0]}")
+
+
+LINK_NAMES = st.sampled_from(["a", "b", "c"])
+LINKS = st.fixed_dictionaries(
+    {
+        "path": st.lists(LINK_NAMES, min_size=1, max_size=4).map(lambda names: "/".join(["sys", *names])),
+        "link": st.lists(st.sampled_from(["a", "b", "c", "..", "."]), min_size=1, max_size=5).map("/".join),
+    }
+)
+
+
+def test_a_link_through_a_link_is_refused(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("of root")
+    add_entry(copy, {"path": "sys/top", "folder": True})
+    add_entry(copy, {"path": "sys/a/b/c/near", "link": "../../../top"})
+    add_entry(copy, {"path": "sys/a/b/c/far", "link": "near/../../../outside"})
+    assert "sys/a/b/c/far: a link that leaves the tree" in refusal(copy, tmp_path).replace("'", "")
+
+
+@given(st.lists(LINKS, max_size=6))
+@example(
+    [
+        {"path": "sys/c/a", "link": "b"},
+        {"path": "sys/a/a/a/a", "link": "../../../c"},
+        {"path": "sys/a/a/a/b", "link": "a/../../../.."},
+    ]
+)
+def test_no_chain_of_links_leaves_its_folder(links: list[dict[str, str]]) -> None:
+    accepted: list[recording.Entry] = []
+    for link in links:
+        with suppress(UsageError):
+            accepted = recording.parse_tree(
+                b"".join(msgspec.json.encode(entry) + b"\n" for entry in [*accepted, link]), "tree"
+            )
+    with TemporaryDirectory() as directory:
+        root = Path(directory).resolve()
+        for entry in accepted:
+            (root / entry.path).parent.mkdir(parents=True, exist_ok=True)
+            (root / entry.path).symlink_to(str(entry.link))
+        for entry in accepted:
+            with suppress(OSError, RuntimeError):
+                assert (root / entry.path).resolve().is_relative_to(root / "sys")
 
 
 @given(

@@ -13,11 +13,17 @@ import pytest
 
 import dra_simulate
 from claimable.hosts import random_host
-from dra_agent.agent.setup_registry import is_recorded, is_simulated
+from deadlines import a_minute
+from dra_agent.agent.config import Config
+from dra_agent.agent.setup_registry import is_recorded, is_simulated, vendor_setups
+from dra_agent.claim import ClaimDevice
+from dra_agent.device_setup.net import InterfaceConfig, NicConfig, NicSetup
 from dra_agent.doctor.record import record
+from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory.collector import collect
 from dra_agent.inventory.settings import InventorySettings
+from dra_agent.prepare.setup import SetupDevice
 from dra_agent.recording import load_manifest, named_recording
 from dra_agent.topology import scan
 from dra_simulate import inject, nvml, tree
@@ -297,6 +303,20 @@ def test_a_recorded_host_accepts_no_writes(tmp_path: Path) -> None:
     assert kernel.read("bus/pci/devices/0000:05:00.0/class").startswith("0x")
     with pytest.raises(OSError, match="the host is a recording, which cannot be changed"):
         kernel.write("bus/pci/devices/0000:05:00.0/driver_override", "vfio-pci")
+
+
+def test_no_claim_changes_an_interface_of_a_recorded_host(tmp_path: Path) -> None:
+    record(dra_simulate.build("dgx-h100", tmp_path / "host"), tmp_path / "recording")
+    host = dra_simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    nic = next(one for one in collect(host, scan(host)).devices if one.family == "nic" and one.identity.get("ifname"))
+    (setup,) = (one for one in vendor_setups(Config(state_dir=tmp_path / "state"), host) if isinstance(one, NicSetup))
+    file = host.sysfs / "class/net" / nic.identity["ifname"] / "mtu"
+    before = file.read_text()
+    device = SetupDevice(ClaimDevice("n/nic", nic.name, ("nic",)), nic)
+    mtu = NicConfig(interface=InterfaceConfig(mtu=1400))
+    with pytest.raises(AgentError, match="the host is a recording, which cannot be changed"):
+        setup.set_up("a", [device], mtu, None, a_minute())
+    assert file.read_text() == before
 
 
 def test_a_recording_is_the_same_however_its_path_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import RetryableError
 from dra_agent.standalone import intake
 from dra_agent.standalone import requests as requests_module
@@ -99,7 +100,7 @@ def test_many_objects_are_validated_in_few_turns(
     submitted: list[object] = []
     now = [0.0]
 
-    class CountingExecutor(ThreadPoolExecutor):
+    class CountingExecutor(DaemonExecutor):
         def submit(self, *call: Any, **options: Any) -> Any:
             submitted.append(call)
             return super().submit(*call, **options)
@@ -108,7 +109,7 @@ def test_many_objects_are_validated_in_few_turns(
         now[0] += seconds_each
         return [f"object {value['number']}"]
 
-    monkeypatch.setattr(intake, "ThreadPoolExecutor", CountingExecutor)
+    monkeypatch.setattr(intake, "DaemonExecutor", CountingExecutor)
     validator = Validator(validate, lambda: now[0])
     values = [{"number": number} for number in range(100)]
     problems = asyncio.run(validator.problems(values, timeout_s=LIMIT_S))

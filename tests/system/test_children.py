@@ -53,9 +53,9 @@ def test_a_child_imports_nothing_from_its_current_directory(tmp_path: Path) -> N
 
 SEARCH_PATHS = {
     "LD_LIBRARY_PATH": ("./dgx/lib:/opt/lib::../lib", "{here}/dgx/lib:/opt/lib:{here}/../lib"),
-    "PATH": (f"bin:{os.environ['PATH']}", f"{{here}}/bin:{os.environ['PATH']}"),
+    "PATH": (f"bin:./own::{os.environ['PATH']}", os.environ["PATH"]),
 }
-"""Variables as a user sets them, and as a process in another directory needs them; empty entries name no directory."""
+"""Variables as a user sets them, and as a child gets them: programs are never searched in a relative directory."""
 
 
 @pytest.mark.parametrize("variable", SEARCH_PATHS)
@@ -69,7 +69,8 @@ def test_a_child_searches_the_directories_that_its_caller_named(
     expected = expected.format(here=tmp_path)
     if starts == "module":
         assert child.environment()[variable] == expected
-        assert child.environment({variable: "./own"})[variable] == f"{tmp_path}/own"
+        own = os.defpath if variable == "PATH" else f"{tmp_path}/own"
+        assert child.environment({variable: "./own"})[variable] == own
         return
     printed = HostCommand(Path("/usr/bin/env"), DEADLINE_S).run([]).output.decode()
     assert f"{variable}={expected}\n" in printed

@@ -12,6 +12,7 @@ import pytest
 
 from dra_agent import daemon_threads
 from dra_agent.daemon_threads import DaemonExecutor
+from dra_agent.threads import NoThreadError
 
 TIMEOUT_S = 60.0
 
@@ -65,6 +66,7 @@ def test_shutdown_refuses_new_calls_and_cancels_pending_ones() -> None:
 HUNG = """
 import asyncio, threading
 from dra_agent.daemon_threads import DaemonExecutor
+from dra_agent.threads import NoThreadError
 
 async def main():
     asyncio.get_running_loop().set_default_executor(DaemonExecutor(4, "default"))
@@ -89,3 +91,75 @@ def test_executor_works_in_an_event_loop() -> None:
         return await asyncio.to_thread(int, "5")
 
     assert asyncio.run(scenario()) == 5
+
+
+@pytest.fixture
+def shortage(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """While it is set, the system has no room for another thread."""
+    is_short, start = threading.Event(), threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if is_short.is_set():
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    return is_short
+
+
+def test_kept_threads_exist_before_the_first_call(shortage: threading.Event) -> None:
+    executor = DaemonExecutor(4, "test", kept=2)
+    shortage.set()
+    together = threading.Barrier(2)
+    both = [executor.submit(together.wait, TIMEOUT_S) for _ in range(2)]
+    assert sorted(one.result(TIMEOUT_S) for one in both) == [0, 1]
+    executor.shutdown()
+
+
+def test_calls_wait_for_a_thread_during_a_shortage(shortage: threading.Event) -> None:
+    executor, gate = DaemonExecutor(4, "test", kept=1), threading.Event()
+    shortage.set()
+    first, waiting = executor.submit(gate.wait, TIMEOUT_S), executor.submit(int, "7")
+    assert not waiting.done()
+    gate.set()
+    assert first.result(TIMEOUT_S) and waiting.result(TIMEOUT_S) == 7
+    executor.shutdown()
+
+
+def test_a_call_without_any_thread_is_refused(shortage: threading.Event) -> None:
+    executor = DaemonExecutor(4, "test")
+    shortage.set()
+    with pytest.raises(NoThreadError, match="no room for another thread"):
+        executor.submit(int, "1")
+    shortage.clear()
+    assert executor.submit(int, "7").result(TIMEOUT_S) == 7, "the refused call is forgotten"
+
+
+def test_calls_that_waited_are_made_in_parallel_after_a_shortage(shortage: threading.Event) -> None:
+    executor, gate = DaemonExecutor(4, "test", kept=1), threading.Event()
+    shortage.set()
+    executor.submit(gate.wait, TIMEOUT_S)
+    together = threading.Barrier(3)
+    waiting = [executor.submit(together.wait, TIMEOUT_S) for _ in range(3)]
+    shortage.clear()
+    gate.set()
+    assert sorted(one.result(TIMEOUT_S) for one in waiting) == [0, 1, 2]
+    executor.shutdown()
+
+
+def test_finish_waits_for_running_calls() -> None:
+    executor, began, gate = DaemonExecutor(2, "test", kept=1), threading.Event(), threading.Event()
+
+    def start_and_wait() -> bool:
+        began.set()
+        return gate.wait(TIMEOUT_S)
+
+    running = executor.submit(start_and_wait)
+    assert began.wait(TIMEOUT_S)
+    finishing = threading.Thread(target=executor.finish)
+    finishing.start()
+    finishing.join(0.05)
+    assert finishing.is_alive()
+    gate.set()
+    finishing.join(TIMEOUT_S)
+    assert not finishing.is_alive() and running.done()

@@ -60,6 +60,7 @@ from dra_agent.reclaim.runtime import ReclaimRuntime
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.signal import SignalSource
 from dra_agent.reclaim.signals.detection import select_sources
+from dra_agent.supervisor import supervisor
 
 if TYPE_CHECKING:
     from dra_agent.device_setup.notice.directory import NoticeDirectory
@@ -75,6 +76,8 @@ CDI_REPLACED_GRACE_S = 30.0
 """Seconds after the host replaced the CDI directory until /healthz fails: a restart mounts the new one."""
 MAX_WORKER_THREADS = 32
 """Threads of the event loop's executor: small reads and writes, and hooks of containers that start."""
+KEPT_WORKER_THREADS = 2
+"""Those that exist from the start: what a reclaim notice needs must not wait for the system to have room for one."""
 
 THREAD_SWITCH_INTERVAL_S = 0.0005
 """Seconds that a thread may compute while another one waits to. A call of the kubelet waits for so long after each of
@@ -122,6 +125,7 @@ class Agent:
         async with self._closing.stack as stack:
             stack.enter_context(self._signals.attach(self._on_stop, self._reload))
             loop = asyncio.get_running_loop()
+            stack.enter_context(supervisor().attached(loop))
             self._reload.follow(lambda config: self._apply_from_thread(loop, config))
             if self._file is not None:
                 watch = FileWatch(self._file, self._reload.file_changed)
@@ -129,7 +133,7 @@ class Agent:
                 stack.callback(watch.stop)
             stack.callback(self._notifier.send, "STATUS=stopped")
             # A start may take longer than a loop may be still.
-            heartbeat = asyncio.create_task(self._send_heartbeats(), name="heartbeat")
+            heartbeat = supervisor().loop("heartbeat", self._send_heartbeats)
             stack.callback(heartbeat.cancel)
             started = await run_unless(
                 self._stop, self._has_claims_to_release, self._start(stack), self._wait_drain_change
@@ -175,10 +179,13 @@ class Agent:
         if shared_as is not None:
             instances = InstanceRegistry(config.state_dir, shared_as)
             stack.callback(instances.close)
+            instances.start()
             self._is_newest = instances.is_newest
             self._leadership = Leadership(instances)
         # Never waited for: a library that hangs must not keep the agent from stopping.
-        asyncio.get_running_loop().set_default_executor(DaemonExecutor(MAX_WORKER_THREADS, "worker"))
+        asyncio.get_running_loop().set_default_executor(
+            DaemonExecutor(MAX_WORKER_THREADS, "worker", kept=KEPT_WORKER_THREADS)
+        )
         thread = MonitoredThread("hardware", self._liveness)
         stack.callback(thread.shutdown)
         self._observability.serve()
@@ -195,6 +202,7 @@ class Agent:
             keeps_notice=config.standalone,
             is_newest=self._is_newest,
             about=lambda: describe(self._reload.effective, self._reload.status),
+            metrics=self._observability.exposition,
         )
         mode.attach_reclaim(reclaim.service)
         stack.push_async_callback(reclaim.stop)

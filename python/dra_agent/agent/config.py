@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 
 
 class ClaimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Claims that no longer exist, and claims that are prepared ahead."""
+    """Claims that no longer exist or have other devices, and claims that are prepared ahead."""
 
     release_gone_after: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 180.0
-    """Seconds between two checks for prepared claims that were deleted; such claims are released. 0: never."""
+    """Seconds between two checks for prepared claims that were deleted or have other devices now; such claims are
+    released. 0: never."""
     prepare_ahead_timeout: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 300.0
     """Seconds from the allocation within which a claim is prepared ahead; afterwards the scheduler chooses again."""
 

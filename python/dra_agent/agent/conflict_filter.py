@@ -28,6 +28,7 @@ from dra_agent.inventory.model import Device, Inventory
 from dra_agent.kube_client import ApiClient
 from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.status.events import SECOND_MANAGER, EventRecorder, ObjectReference
+from dra_agent.supervisor import on_thread, supervisor
 from dra_agent.thread_write import END_TIMEOUT_S
 
 MAX_NAMES = 16
@@ -86,7 +87,8 @@ class ConflictFilter:
 
     async def start(self) -> None:
         """Detect other drivers before anything is published, and continue to check. The watches must run."""
-        self._following = asyncio.create_task(self._shared_slices.run(), name="shared slices")
+        if self._following is None:  # else this is the start after a failure
+            self._following = supervisor().loop("shared slices", self._shared_slices.run)
         await self._detector.start()
         self._save()
 
@@ -122,9 +124,12 @@ class ConflictFilter:
 
     def _save(self) -> None:
         # A slow disk must not delay a response to the kubelet.
-        save = asyncio.get_running_loop().run_in_executor(None, self._write)
+        save = supervisor().start_task("save conflicts", self._write_on_thread())
         self._saves.add(save)
         save.add_done_callback(self._saves.discard)
+
+    async def _write_on_thread(self) -> None:
+        await on_thread(self._write)
 
     def _write(self) -> None:
         with self._save_lock:  # so that the last write has the last result

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any, NoReturn
 
 from dra_agent import atomic_file
 from dra_agent.agent.fabric_labels import fabric_labels, label_prefix
 from dra_agent.inventory.model import Inventory
 from dra_agent.reconcile_loop import reconcile
 from dra_agent.retry import Backoff
+from dra_agent.supervisor import supervisor
 from dra_agent.thread_write import END_TIMEOUT_S, write_on_thread
 
 log = logging.getLogger(__name__)
@@ -51,8 +53,11 @@ class FeatureFile:
 
     def start(self) -> None:
         """Start to write."""
-        writing = reconcile(self._changed, self._write_if_leader, Backoff(first=0.5, longest=60.0))
-        self._task = asyncio.create_task(writing, name="feature file")
+
+        def write() -> Coroutine[Any, Any, NoReturn]:
+            return reconcile(self._changed, self._write_if_leader, Backoff(first=0.5, longest=60.0))
+
+        self._task = supervisor().loop("feature file", write)
 
     def check(self) -> None:
         """Check whether the file must change, after a change of the devices or of the leader; returns at once."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 from dra_agent.device_setup.container_hook import LIMIT_TASK
 from dra_agent.errors import AgentError, PermanentError
 from dra_agent.json_decode import decode_json
+from dra_agent.supervisor import on_thread
 
 if TYPE_CHECKING:
     from dra_agent.control_socket.server import Server
@@ -44,7 +44,7 @@ class HookServer:
 
         server = Server(self._socket, self.handle, line_limit=_MAX_LINE_BYTES)
         try:
-            await asyncio.to_thread(self._socket.parent.mkdir, parents=True, exist_ok=True)
+            await on_thread(lambda: self._socket.parent.mkdir(parents=True, exist_ok=True))
             await server.start()
             self._server = server
         except (AgentError, OSError) as error:
@@ -63,4 +63,4 @@ class HookServer:
             raise PermanentError(f"not understood: {error}", where="a hook's request") from error
         if task not in self._tasks:
             raise PermanentError(f"task {task!r} is not known to this agent", where="a hook's request")
-        return await asyncio.to_thread(self._tasks[task], line)
+        return await on_thread(self._tasks[task], line)

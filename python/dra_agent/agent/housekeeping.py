@@ -17,6 +17,7 @@ from dra_agent.malloc import trim
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.recovery import ExecutorRunner
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Housekeeping:
 
     def start(self) -> None:
         """Start with the claims of earlier agents."""
-        self._task = asyncio.create_task(self._run(), name="housekeeping")
+        self._task = supervisor().loop("housekeeping", self._run)
 
     def stop(self) -> None:
         """Stop without waiting for calls that hang."""

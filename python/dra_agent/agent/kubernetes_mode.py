@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.agent.config import Config
@@ -35,6 +36,7 @@ from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.signal import SignalSource
 from dra_agent.status.orphaned_claims import OrphanedClaims
 from dra_agent.status.release_socket import ReleaseSocket
+from dra_agent.supervisor import supervisor
 
 if TYPE_CHECKING:
     from dra_agent.agent.setup_taints import SetupTaints
@@ -191,14 +193,14 @@ class KubernetesMode:
             self._metrics.add(PublishMetrics(self._publisher.reading, api.requests))
             self._metrics.add(self._reporting.metrics())
         self._leadership.watch(self._leader_changed)
-        self._publishing = asyncio.create_task(self._publish(self._conflict_filter, self._publisher), name="publish")
+        self._publishing = supervisor().loop("publish", partial(self._publish, self._conflict_filter, self._publisher))
         if self._config.reclaim.pod_notices:
             from dra_agent.reclaim.pod_notices import PodNotices
 
             self._claims.pod_notices.set_result(PodNotices(PodClient(api), ledger, self._config.driver_name))
         requested = stack.requested(preparer)
         self._plugin.serve(requested, device_state.published_health)
-        claims.start(requested.unprepare)
+        claims.start(partial(stack.release, preparer))
         await self._listen_to_operators(claims)
         self._labels = self._start_labels(api, device_state)
         await drain.start(self._publisher)
@@ -360,7 +362,7 @@ class KubernetesMode:
         """Return the watch of the Node, which runs from the first call on."""
         if self._watched_node is None:
             self._watched_node = NodeWatch(self._api.result(), self._config.node)
-            self._watching_node = asyncio.create_task(self._watched_node.run(), name="node watch")
+            self._watching_node = supervisor().loop("node watch", self._watched_node.run)
         return self._watched_node
 
     def _published_devices_changed(self) -> None:

@@ -1,4 +1,4 @@
-"""Liveness of the agent: the event loop runs, and no work exceeds its limit.
+"""Liveness of the agent: the event loop runs, its loops do not fail again and again, and no work exceeds its limit.
 
 `Notifier` (the watchdog of systemd) and `metrics/http_server.py` (/healthz) report the result.
 """
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from dra_agent.daemon_threads import DaemonExecutor
+from dra_agent.supervisor import supervisor
 
 _T = TypeVar("_T")
 
@@ -72,6 +73,7 @@ class LivenessMonitor:
             late = [f"{operation} is {now - end:.0f} s overdue" for operation, end in self._work.values() if now > end]
         if now - self._beat > STALL_TIMEOUT_S:
             late.insert(0, f"the event loop has been stuck for {now - self._beat:.0f} s")
+        late += supervisor().failing()
         return late + [reason for check in self._checks if (reason := check.failing(now))]
 
 
@@ -95,7 +97,7 @@ class MonitoredThread:
     """One thread for calls that may hang; `LivenessMonitor` reports a call that exceeds its limit."""
 
     def __init__(self, name: str, liveness: LivenessMonitor) -> None:
-        self._executor = DaemonExecutor(1, name)
+        self._executor = DaemonExecutor(1, name, kept=1)
         self._liveness = liveness
 
     async def run(self, operation: str, limit_s: float, call: Callable[[], _T]) -> _T:

@@ -13,6 +13,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+from dra_agent.agent.log_writer import LogWriter
 from dra_agent.printable import json_printable, printable
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -21,8 +22,8 @@ _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERRO
 
 
 def set_up(level: str, format_: str) -> None:
-    """Write log records of at least `level` to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Write log records of at least `level` to standard error. Raises NoThreadError."""
+    handler = LogWriter(os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno())
     # Set by systemd if standard error is the journal, which records time and priority.
     journal = "JOURNAL_STREAM" in os.environ
     handler.setFormatter((JsonFormatter if format_ == "json" else TextFormatter)(journal=journal))
@@ -33,6 +34,17 @@ def set_up(level: str, format_: str) -> None:
     logging.captureWarnings(True)
     # A closed standard error must not end up as a traceback for every event.
     logging.raiseExceptions = False
+
+
+def flush() -> None:
+    """Wait for a limited time until everything is written that was logged."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+
+
+def dropped_lines() -> int:
+    """Return the number of lines that were not written since the start, because nothing read them."""
+    return sum(handler.dropped for handler in logging.getLogger().handlers if isinstance(handler, LogWriter))
 
 
 def write(logger: logging.Logger, severity: int, message: str, extra: dict[str, object], *, level: str) -> None:

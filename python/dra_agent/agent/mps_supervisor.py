@@ -10,6 +10,7 @@ from dra_agent.agent.config import Config
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.liveness import MonitoredThread
 from dra_agent.agent.mode import Mode
+from dra_agent.supervisor import on_thread, supervisor
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class MpsSupervisor:
         """Watch daemons."""
         if not self._needed:
             return
-        self._task = asyncio.create_task(self._watch(), name="sharing")
+        self._task = supervisor().loop("sharing", self._watch)
 
     async def stop(self) -> None:
         """Stop; the daemons continue for prepared claims."""
@@ -68,7 +69,7 @@ class MpsSupervisor:
         while True:
             try:
                 if self._is_newest():
-                    await self._record(await asyncio.to_thread(self._check))
+                    await self._record(await on_thread(self._check))
             except Exception:  # a failed check must not end the supervision
                 log.exception("MPS daemons not checked this time")
             await asyncio.sleep(self._interval_s)

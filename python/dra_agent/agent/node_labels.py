@@ -21,6 +21,7 @@ from dra_agent.kube_client.node_watch import NodeWatch
 from dra_agent.reconcile_loop import reconcile
 from dra_agent.retry import Backoff
 from dra_agent.status.permission import PermissionMonitor
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +68,9 @@ class NodeLabels:
 
     def start(self) -> None:
         """Start to follow the Node and to write."""
-        writing = reconcile(self._changed, self._write_if_different, Backoff(first=0.5, longest=30.0))
         self._tasks = [
-            asyncio.create_task(self._follow(), name="node labels: follow"),
-            asyncio.create_task(writing, name="node labels: write"),
+            supervisor().loop("node labels: follow", self._follow),
+            supervisor().loop("node labels: write", self._write),
         ]
 
     def check(self) -> None:
@@ -83,6 +83,9 @@ class NodeLabels:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _write(self) -> None:
+        await reconcile(self._changed, self._write_if_different, Backoff(first=0.5, longest=30.0))
 
     async def _follow(self) -> None:
         async for state in self._watch.states():

@@ -16,7 +16,7 @@ from dra_agent.agent.liveness import LivenessMonitor
 from dra_agent.agent.parts import Parts
 from dra_agent.agent.readiness import Readiness
 from dra_agent.agent.reload import Reload
-from dra_agent.errors import AgentError
+from dra_agent.errors import AgentError, UsageError
 from dra_agent.health.monitor import Summary
 from dra_agent.inventory.model import Inventory
 from dra_agent.prepare.ledger import JournalLedger
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from dra_agent.telemetry.claim_pods import ClaimPods
 
 log = logging.getLogger(__name__)
+
+MAX_EXPOSITION_BYTES = 8 << 20
+"""Bytes of one response on the control socket."""
 
 
 class Observability:
@@ -63,6 +66,15 @@ class Observability:
         if config.metrics_address:
             self.metrics = self._collect()
             self._serve_metrics(self.metrics)
+
+    def exposition(self) -> str:
+        """Return the text of /metrics, cut to MAX_EXPOSITION_BYTES; UsageError where no metrics are collected."""
+        if self.metrics is None:
+            raise UsageError("no metrics address is configured")
+        text, _ = self.metrics.render()
+        if len(text) > MAX_EXPOSITION_BYTES:
+            text = text[: text.rindex(b"\n", 0, MAX_EXPOSITION_BYTES) + 1]
+        return text.decode(errors="replace")
 
     async def sample(self, device_state: DeviceState, ledger: JournalLedger, is_newest: Callable[[], bool]) -> None:
         """Start telemetry if it is configured; `is_newest` is true for the agent of a rolling update that samples."""
@@ -147,6 +159,7 @@ class Observability:
     def _collect(self) -> Metrics:
         from dra_agent.metrics.allocatable import AllocatableTracker
         from dra_agent.metrics.config import ConfigMetrics
+        from dra_agent.metrics.liveness import LivenessMetrics
         from dra_agent.metrics.registry import Metrics
         from dra_agent.metrics.snapshot import MetricsSnapshot, collect
 
@@ -171,6 +184,7 @@ class Observability:
 
         metrics = Metrics(read)
         metrics.add(ConfigMetrics(configuration))
+        metrics.add(LivenessMetrics(self._liveness.failures))
         return metrics
 
     def _list_containers(self) -> Callable[[], list[tuple[str, str, str, str]]] | None:

@@ -13,8 +13,10 @@ from dra_agent.metrics.instrumented_preparer import CallMonitor, InstrumentedPre
 from dra_agent.prepare import ClaimPreparer, Preparer
 
 if TYPE_CHECKING:
+    from dra_agent.deadline import Deadline
     from dra_agent.metrics.registry import Metrics
     from dra_agent.prepare.ledger import JournalLedger
+    from dra_agent.prepare.preparer import MayRelease
     from dra_agent.reclaim.kubernetes import NodeDrain
     from dra_agent.reclaim.service import ReclaimService
     from dra_agent.status import ClaimStatusWriter, EventRecorder
@@ -43,12 +45,19 @@ class KubernetesStack:
     status: ClaimStatusWriter | None
     events: EventRecorder | None
 
-    def requested(self, preparer: Preparer) -> ClaimPreparer:
-        """Return the preparer of claims that the kubelet requested; the agent releases deleted ones through it."""
+    def requested(self, preparer: ClaimPreparer) -> ClaimPreparer:
+        """Return the preparer of claims that the kubelet requested."""
         from dra_agent.status import ReportingPreparer
 
         # Around all checks: an error of each of them becomes an Event.
         return ReportingPreparer(self._checked(preparer, self.metrics), self.status, self.events)
+
+    def release(self, preparer: Preparer, uid: str, deadline: Deadline, may_release: MayRelease) -> None:
+        """Release a claim that the kubelet requested and does not release, if `may_release` is true of its entry."""
+        from dra_agent.prepare.conditional_release import ConditionalRelease
+
+        # Next to the preparer: it chooses the operation, which counts and is reported as the kubelet's request.
+        self.requested(ConditionalRelease(preparer, may_release)).unprepare(uid, deadline)
 
     def ahead(self, preparer: Preparer) -> ClaimPreparer:
         """Return the preparer of claims whose pods wait until they are prepared; no request of the kubelet is counted.
@@ -62,7 +71,7 @@ class KubernetesStack:
 
     def _checked(self, preparer: ClaimPreparer, metrics: Metrics | None) -> ClaimPreparer:
         from dra_agent.reclaim.gated_preparer import GatedPreparer
-        from dra_agent.status.orphaned_claims import HolderCheckingPreparer
+        from dra_agent.status.holder_checks import HolderCheckingPreparer
 
         # Inside of the gate: a claim that a reclaim refuses is not a request that was worked on.
         preparer = InstrumentedPreparer(preparer, self.monitor, metrics)

@@ -14,6 +14,7 @@ from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.liveness import MonitoredThread
 from dra_agent.errors import AgentError
 from dra_agent.inventory.tracker import InventoryDiff
+from dra_agent.supervisor import supervisor
 from dra_agent.topology import Uevent, UeventSocket
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class RefreshLoop:
                 asyncio.get_running_loop().add_reader(self._socket.fileno(), self._receive)
             except AgentError as error:
                 log.warning("added and removed devices are detected late", extra={"reason": str(error)})
-        self._task = asyncio.create_task(self._run(), name="hardware")
+        self._task = supervisor().loop("hardware", self._run)
 
     async def stop(self) -> None:
         """Stop listening."""

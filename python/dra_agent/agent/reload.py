@@ -18,6 +18,7 @@ from dra_agent.agent.config import Config, checksum
 from dra_agent.agent.config_keys import changed_keys, is_reloadable
 from dra_agent.agent.config_problems import ConfigError
 from dra_agent.errors import AgentError
+from dra_agent.threads import NoThreadError, start_thread
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,12 @@ class Reload:
             self._pending = min(self._pending + 1, 2)
             if self._pending > 1:
                 return
-        threading.Thread(target=self._follow, name="reload", daemon=True).start()
+        try:
+            start_thread("reload", self._follow)
+        except NoThreadError as error:
+            with self._lock:
+                self._pending = 0
+            log.error("configuration not reloaded, the current one stays", extra={"reason": str(error)})
 
     def _follow(self) -> None:
         more = True

@@ -7,6 +7,10 @@ An instance is a file `instances/ORDER-UID` below the state directory, locked wi
 that a crash needs no cleanup. Its size is the owner's `LeadershipState`: a size needs no block on a full disk. An empty
 file belongs to a version that does not report it, and leads while it runs.
 
+An instance that is stopped or hangs keeps its lock: it loses its rank when its beats end (dra_agent.agent.beats). All
+instances judge by the same files, an instance also itself: one that continues after a stop knows that another one may
+have taken over, until its next beat.
+
 The size of `instances/.leader` is the order of the last leader. An instance records itself there before it writes as
 the leader, so that one that leads again knows that another one led since, and replaces what that one wrote. The record
 need not survive a power cut: every instance starts again then, and a new one compares everything.
@@ -24,10 +28,14 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from dra_agent import atomic_file
+from dra_agent.agent.beats import BEAT_INTERVAL_S, Beats
+from dra_agent.clock import boottime
 from dra_agent.errors import PermanentError, RetryableError, UsageError
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -65,16 +73,20 @@ class LeadershipState(enum.IntEnum):
 class InstanceRegistry:
     """One of the agents on a state directory, from creation to `close`."""
 
-    def __init__(self, state_dir: Path, uid: str) -> None:
+    def __init__(self, state_dir: Path, uid: str, *, clock: Callable[[], float] = boottime) -> None:
         """Register after all others, or in the place of an earlier agent of the same pod.
 
-        UsageError where the uid cannot be a name, PermanentError where another agent with the same one lives,
-        RetryableError where the disk refuses.
+        `clock` returns the seconds since the host's boot, and is the same for all instances. UsageError where the uid
+        cannot be a name, PermanentError where another agent with the same one lives, RetryableError where the disk
+        refuses.
         """
         check_uid(uid)
         self._folder = state_dir / _FOLDER
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._beats = Beats(self._folder, clock)
         self._state = LeadershipState.UNABLE
+        self._known: tuple[frozenset[Trace], bool] = frozenset(), False
+        """What the last check of `watch` found."""
         self._answers: set[bool] = set()
         """What `is_leader` has returned since the last check of `watch`; also False if another instance led since."""
         try:
@@ -94,7 +106,7 @@ class InstanceRegistry:
 
     def is_newest(self) -> bool:
         """Return True if no newer agent runs, from files, in microseconds; RetryableError if they are unreadable."""
-        return not any(order > self._order and _is_running(path) for order, _, path in self._places())
+        return max(self._ranked()) == self._order
 
     def others(self) -> list[str]:
         """List the uids of the other agents that live, oldest first."""
@@ -113,8 +125,16 @@ class InstanceRegistry:
 
     def has_able_elder(self) -> bool:
         """Return True if a running older agent can write: this one need not lead before it can, too."""
-        elders = (path for order, _, path in self._places() if order < self._order)
-        return any(_read_state(path) is LeadershipState.ABLE for path in elders)
+        ranked = self._ranked().items()
+        return any(order < self._order and state is LeadershipState.ABLE for order, state in ranked)
+
+    def start(self) -> None:
+        """Beat on the running loop until `close`: an instance whose loop hangs loses its rank, too."""
+        self._tasks.append(supervisor().loop("instance beats", self._beat_forever))
+
+    def beat(self) -> None:
+        """Report that this instance runs."""
+        self._beats.write(self._order)
 
     def report(self, state: LeadershipState) -> None:
         """Publish this agent's state to the other agents.
@@ -135,11 +155,9 @@ class InstanceRegistry:
         Also if it had the other value for a moment: who asked then waits for this call, and what the other agent has
         written is to be replaced.
         """
-        known_traces, known = self.traces(), self.is_leader()
+        self._known = self.traces(), self.is_leader()
         self._answers.clear()
-        self._task = asyncio.get_running_loop().create_task(
-            self._watch(changed, known, known_traces, interval_s), name="instances"
-        )
+        self._tasks.append(supervisor().loop("instances", partial(self._watch, changed, interval_s)))
 
     def traces(self) -> frozenset[Trace]:
         """Return what each other instance of the last minutes has left, also if it has ended.
@@ -160,13 +178,16 @@ class InstanceRegistry:
 
     def close(self) -> None:
         """Release the place."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
         os.close(self._handle)
 
-    async def _watch(
-        self, changed: Callable[[bool], None], known: bool, known_traces: frozenset[Trace], interval_s: float
-    ) -> None:
+    async def _beat_forever(self) -> None:
+        while True:
+            self.beat()
+            await asyncio.sleep(BEAT_INTERVAL_S)
+
+    async def _watch(self, changed: Callable[[bool], None], interval_s: float) -> None:
         while True:
             await asyncio.sleep(interval_s)
             try:
@@ -176,18 +197,24 @@ class InstanceRegistry:
                 log.warning("it is not known which agent leads", extra={"reason": str(error)})
                 continue
             answers, self._answers = self._answers, set()
-            is_new, known_traces = not traces <= known_traces, traces
+            known_traces, known = self._known
+            self._known = traces, now
+            is_new = not traces <= known_traces
             if now != known or (not now) in answers:
-                known = now
                 log.info("this agent leads now" if now else "another agent leads now")
                 changed(now)
             elif now and is_new:
                 changed(now)  # an instance of a version without the record may have led
 
     def _leader(self) -> int:
+        ranked = self._ranked()
+        return max(ranked, key=lambda order: (ranked[order], order))
+
+    def _ranked(self) -> dict[int, LeadershipState]:
+        """Return the states of the instances that beat, by their orders; of all that live where none beats."""
         living = {order: state for order, _, path in self._places() if (state := _read_state(path)) is not None}
         living[self._order] = self._state
-        return max(living, key=lambda order: (living[order], order))
+        return {order: state for order, state in living.items() if not self._beats.is_late(order)} or living
 
     def _record_leader(self) -> None:
         """Record that this instance leads, and note if another one has led since it did."""
@@ -223,11 +250,13 @@ class InstanceRegistry:
                 order = place
             elif not _is_running(path) and time.time() - path.stat().st_mtime > EXPIRE_AFTER_S:  # noqa: TID251 - age of a file: modification times are wall time
                 path.unlink()
+                self._beats.remove(place)
         order = last + 1 if order is None else order
         handle = os.open(self._folder / _name(order, uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.utime(handle)
         # Before the lock: a running instance always has a size, and a restarted one must prove again that it can write.
         os.ftruncate(handle, LeadershipState.UNABLE)
+        self._beats.write(order)
         fcntl.flock(handle, fcntl.LOCK_EX)  # another agent's check lasts microseconds
         return order, handle
 

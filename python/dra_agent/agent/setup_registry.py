@@ -19,7 +19,7 @@ from dra_agent.driver_root import AUTO, OPERATOR_ROOT, DriverRoot
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.prepare.setup import DaemonOwner, DeviceSetup, HookHandler, Kind
-from dra_agent.presence import exists
+from dra_agent.presence import exists, may_exist
 
 if TYPE_CHECKING:
     from dra_agent.cdi.edits import EditProviders
@@ -47,7 +47,7 @@ def agent_host(config: Config) -> Host:
             state=config.state_dir,
             driver_root=driver_root(config),
         )
-    root = config.state_dir / SIMULATED / simulation().folder_name(config.simulate)
+    root = _simulated_folder(config.state_dir, config.simulate)
     try:
         return replace(simulated_host(config, root), state=config.state_dir)
     except OSError as error:
@@ -90,13 +90,22 @@ def is_recorded(host: Host) -> bool:
     return (host.sysfs.parent / "recording.json").is_file()
 
 
+def has_simulated(config: Config) -> bool:
+    """Return whether an agent has used the simulated host on this state directory, or this user cannot see whether."""
+    return config.simulate is not None and may_exist(_simulated_folder(config.state_dir, config.simulate) / "sys")
+
+
+def _simulated_folder(state_dir: Path, profile: str) -> Path:
+    return state_dir / SIMULATED / simulation().folder_name(profile)
+
+
 @contextmanager
 def command_host(config: Config) -> Iterator[Host]:
     """Return the host for a command: the agent's simulated host if one exists, else a temporary one."""
     if config.simulate is None:
         yield agent_host(config)
         return
-    if exists(config.state_dir / SIMULATED / simulation().folder_name(config.simulate) / "sys"):
+    if exists(_simulated_folder(config.state_dir, config.simulate) / "sys"):
         yield agent_host(config)
         return
     from tempfile import TemporaryDirectory
@@ -135,7 +144,7 @@ def vendor_setups(
         *(setup for vendor in vendors for setup in vendor.creating),
         _shares(config, host),
         *(setup for vendor in vendors for setup in vendor.configuring),
-        NicSetup(host, config.state_dir, config.host_folder),
+        NicSetup(host, config.state_dir, config.host_folder, kernel=context.kernel),
         NoticeSetup(notices or NoticeDirectory(config.notice_dir)),
     )
 

@@ -16,6 +16,7 @@ from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +45,12 @@ class SharedLedger:
         self._instances = instances
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._executor = DaemonExecutor(1, "shared ledger")
+        self._executor = DaemonExecutor(1, "shared ledger", kept=1)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Follow the records of other agents."""
-        self._task = asyncio.create_task(self._run(), name="shared ledger")
+        self._task = supervisor().loop("shared ledger", self._run)
 
     def stop(self) -> None:
         """Stop; a pending lease is given up at its deadline."""

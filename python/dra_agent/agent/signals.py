@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from dra_agent import _native
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -86,12 +87,12 @@ async def run_unless(
 
     `changed` returns when `needed` may have changed. Raises the errors of `start`.
     """
-    starting = asyncio.create_task(start, name="start")
-    waiting = asyncio.create_task(stopped.wait(), name="stop")
+    starting = supervisor().start_task("start", start, awaited=True)
+    waiting = supervisor().start_task("stop", stopped.wait())
     try:
         await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
         while not starting.done() and needed():
-            change = asyncio.create_task(changed(), name="change")
+            change = supervisor().start_task("change", changed())
             await asyncio.wait({starting, change}, return_when=asyncio.FIRST_COMPLETED)
             change.cancel()
     finally:

@@ -14,6 +14,7 @@ from dra_agent.deadline import CALL_TIMEOUT_S, Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.retry import Backoff
+from dra_agent.supervisor import on_thread
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Attempt:
         Raises WithdrawnError if it returns False.
         """
         try:
-            await asyncio.to_thread(self._check, claim)
+            await on_thread(self._check, claim)
         except PermanentError as error:
             return Failure("InvalidClaim", str(error), is_of_devices=False)
         except AgentError:
@@ -90,7 +91,7 @@ class Attempt:
                 raise WithdrawnError
 
     async def _try(self, claim: dict[str, Any], timeout_s: float) -> AgentError | None:
-        call = asyncio.create_task(asyncio.to_thread(self._preparer.prepare, claim, Deadline.of(CALL_TIMEOUT_S)))
+        call = on_thread(self._preparer.prepare, claim, Deadline.of(CALL_TIMEOUT_S))
         # A call of a library that hangs cannot be ended. Its claim is released when it returns.
         done, _ = await asyncio.wait({call}, timeout=timeout_s)
         if not done:
@@ -108,7 +109,7 @@ class Attempt:
         return None
 
 
-def _discard(call: asyncio.Task[Any]) -> None:
+def _discard(call: asyncio.Future[Any]) -> None:
     """Log the end of a call that no longer has a caller."""
     if not call.cancelled():
         log.info("a late set-up has ended", extra={"reason": str(call.exception() or "it succeeded")})

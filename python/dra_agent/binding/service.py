@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -28,6 +28,7 @@ from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.retry import Backoff
 from dra_agent.status.events import PREPARE_FAILED, EventRecorder, ObjectReference
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -107,9 +108,9 @@ class BindingService:
 
     def start(self, *, follows_pods: bool) -> None:
         """Start; without `follows_pods` only claims that an earlier run prepared ahead are released."""
-        self._spawn(self._unused.run(), "unused claims")
+        self._tasks.append(supervisor().loop("unused claims", self._unused.run))
         if follows_pods:
-            self._spawn(self._pods.run(), "nominated pods")
+            self._tasks.append(supervisor().loop("nominated pods", self._pods.run))
 
     async def stop(self) -> None:
         """Stop; claims stay prepared, and a call that runs on a thread ends there."""
@@ -138,15 +139,12 @@ class BindingService:
         """Return `plain` with the conditions on the devices that the rules select, while this agent is ready."""
         return lambda: self._published.apply(plain()) if self.is_ready else plain()
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._tasks.append(asyncio.create_task(work, name=name))
-
     def _pods_changed(self) -> None:
         if self.is_ready != self._was_ready:
             self._was_ready = self.is_ready
             self._changed()
         for name in self._pods.claims() - self._workers.keys():
-            self._workers[name] = asyncio.create_task(self._follow(name), name=f"ahead {name.namespace}/{name.name}")
+            self._workers[name] = supervisor().start_task(f"ahead {name.namespace}/{name.name}", self._follow(name))
         woken, self._woken = self._woken, asyncio.Event()
         woken.set()
 

@@ -20,6 +20,7 @@ from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ahead import prepared_ahead
 from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
 from dra_agent.status.device_status import DeviceKey, allocated
+from dra_agent.supervisor import on_thread
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class UnusedClaims:
         except AgentError:
             return
         try:
-            await asyncio.to_thread(self._preparer.unprepare, entry.uid, Deadline.of(CALL_TIMEOUT_S))
+            await on_thread(self._preparer.unprepare, entry.uid, Deadline.of(CALL_TIMEOUT_S))
         except AgentError as error:
             log.warning("claim not released yet", extra={"claim": entry.uid, "reason": str(error)})
         else:

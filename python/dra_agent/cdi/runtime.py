@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dra_agent.cdi.registry import is_default
+from dra_agent.command import inherited_environment
+from dra_agent.path_search import find_program
 
 _TIMEOUT_S = 30.0
 # Debian's podman reads only the default CDI directories, and crun 1.8 fails if the unified cgroup hierarchy has
@@ -69,8 +71,8 @@ def command_lines(ids: Sequence[str], image: str = "IMAGE") -> list[str]:
 
 def make_rootfs(path: Path) -> Path | None:
     """Create a root file system with busybox only; None if no static busybox is installed."""
-    busybox = shutil.which("busybox")
-    if busybox is None or _is_dynamic(Path(busybox)):
+    busybox = find_program("busybox")
+    if busybox is None or _is_dynamic(busybox):
         return None
     for name in ("bin", "dev", "etc", "proc", "run", "sys", "tmp"):
         (path / name).mkdir(parents=True, exist_ok=True)
@@ -80,20 +82,20 @@ def make_rootfs(path: Path) -> Path | None:
 
 def _candidates(cdi_directory: Path) -> Iterator[Runtime]:
     reads_directory = is_default(cdi_directory)
-    unshare = shutil.which("unshare")
+    unshare = find_program("unshare")
     in_namespace: tuple[str, ...] = ()
     if unshare is not None and os.geteuid() == 0:
         bound = "" if reads_directory else str(cdi_directory.resolve())
-        in_namespace = (unshare, "--mount", "sh", "-c", NAMESPACE_SCRIPT, bound)
-    if podman := shutil.which("podman"):
-        run = (podman, "run", "--rm", "--network=none")
+        in_namespace = (str(unshare), "--mount", "/bin/sh", "-c", NAMESPACE_SCRIPT, bound)
+    if podman := find_program("podman"):
+        run = (str(podman), "run", "--rm", "--network=none")
         wrappers = ([()] if reads_directory else []) + ([in_namespace] if in_namespace else [])
-        flags = [(), _LIMITED, *([_WITHOUT_CGROUPS] if shutil.which("crun") else [])]
+        flags = [(), _LIMITED, *([_WITHOUT_CGROUPS] if find_program("crun") else [])]
         for wrapper in wrappers:
             for more in flags:
                 yield Runtime("podman", wrapper, (*run, *more))
-    if ctr := shutil.which("ctr"):
-        ctr_run = (ctr, "run", "--rm")
+    if ctr := find_program("ctr"):
+        ctr_run = (str(ctr), "run", "--rm")
         if reads_directory:
             yield Runtime("ctr", (), ctr_run)
         elif in_namespace:
@@ -103,7 +105,14 @@ def _candidates(cdi_directory: Path) -> Iterator[Runtime]:
 def _failure_of(runtime: Runtime, rootfs: Path) -> str | None:
     command = runtime.command([], rootfs, ["/bin/busybox", "true"])
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL)
+        result = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            env=inherited_environment(),
+        )
     except subprocess.TimeoutExpired:
         return f"did not start a container within {_TIMEOUT_S:g} s"
     except OSError as error:

@@ -20,6 +20,7 @@ from dra_agent.diagnostic import Diagnostic
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.printable import printable
+from dra_agent.threads import NoThreadError
 
 BUDGET_S = 2.0
 """Seconds for all answers of the kernel; a host with 1,000 interfaces and 10,000 routes needs a tenth of it."""
@@ -130,7 +131,7 @@ class HostNetwork:
             raise TimeoutError
         try:
             self._running = self._thread.submit(kernel_network.read, time.monotonic() + self._budget, self._max_routes)
-        except RuntimeError as error:  # no thread can be started
+        except NoThreadError as error:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
         view = self._running.result(self._budget + _GRACE_S)
         self._running = None

@@ -1,9 +1,9 @@
-"""Claims and health of devices as the agent of this host reports them."""
+"""Claims and health of devices as the agent of this host reports them, or its ledger if it does not respond."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,17 +29,29 @@ class DeviceHolders:
     """NAMESPACE/NAME of the claims that hold each device, by its name."""
     unknown: str = ""
     """Why they are not known."""
+    from_ledger: str = ""
+    """Why they are those of the ledger, which has prepared claims only, and not those of the agent."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What is missing from the claims, and why."""
+        if self.unknown:
+            return [f"the claims that hold devices are not known: {self.unknown}"]
+        if self.from_ledger:
+            return [f"the claims that hold devices are those of the ledger: {self.from_ledger}"]
+        return []
 
     def of(self, device: str) -> list[str] | None:
         """Return the claims that hold a device; None if they are not known."""
         return None if self.unknown else self.claims.get(device, [])
 
-    def warn(self) -> None:
-        """Print on standard error why the claims are not known, if they are not."""
+    def warn(self, known: DeviceHolders | None = None) -> int:
+        """Print the notes on standard error, unless `known` had them; returns the exit code of a command."""
         import sys
 
-        if self.unknown:
-            print(f"warning: the claims that hold devices are not known: {self.unknown}", file=sys.stderr)
+        for note in self.notes if known is None or known.notes != self.notes else ():
+            print(f"{'warning' if self.unknown else 'note'}: {note}", file=sys.stderr, flush=True)
+        return 1 if self.unknown else 0
 
 
 def devices_of_claims(state_dir: Path) -> list[tuple[str, list[str]]]:
@@ -47,7 +59,6 @@ def devices_of_claims(state_dir: Path) -> list[tuple[str, list[str]]]:
 
     Raises AgentError if neither the agent nor its ledger can be read.
     """
-    from dra_agent.prepare.ledger_reader import read_copy
     from dra_agent.presence import exists
     from dra_agent.standalone.protocol import SOCKET, Client
 
@@ -55,56 +66,85 @@ def devices_of_claims(state_dir: Path) -> list[tuple[str, list[str]]]:
         with Client(state_dir / SOCKET) as agent:
             allocated = [view["claim"] for view in agent.claims(allocated=True)]
         return [(full_name(claim), [result["device"] for result in results_of(claim)]) for claim in allocated]
-    entries, _ = read_copy(state_dir) or ([], None)
-    return [(entry.full_name, [device.device for device in entry.devices]) for entry in entries]
+    return _of_ledger(state_dir) or []
+
+
+def _of_ledger(state_dir: Path) -> list[tuple[str, list[str]]] | None:
+    """Return the claims of the ledger and their devices; None if there is no ledger. Raises AgentError."""
+    from dra_agent.prepare.ledger_reader import read_copy
+
+    if (read := read_copy(state_dir)) is None:
+        return None
+    return [(entry.full_name, [device.device for device in entry.devices]) for entry in read[0]]
 
 
 def by_device(shown: ShownHost) -> DeviceHolders:
-    """Return the claims that hold each device; none if no agent runs on this host."""
+    """Return the claims that hold each device of this host.
+
+    They are those of its agent; if that does not respond, those of its ledger, which needs permission to read it. No
+    device of a host without a ledger is held.
+    """
+    from dra_agent.agent.about import RunningAgent
     from dra_agent.errors import AgentError
 
+    if not isinstance(shown.answer, RunningAgent):
+        return _from_ledger(shown, shown.answer.reason)
     if not shown.is_agents:
         return DeviceHolders()
-    holders: dict[str, list[str]] = {}
     try:
-        for claim, devices in devices_of_claims(shown.config.state_dir):
-            for device in dict.fromkeys(devices):
-                holders.setdefault(device, []).append(claim)
+        return DeviceHolders(_grouped(devices_of_claims(shown.config.state_dir)))
     except AgentError as error:
-        return DeviceHolders(unknown=str(error))
-    return DeviceHolders(holders)
+        return _from_ledger(shown, str(error))
+
+
+def _from_ledger(shown: ShownHost, reason: str) -> DeviceHolders:
+    from dra_agent.errors import AgentError
+
+    try:
+        held = _of_ledger(shown.records)
+    except AgentError as error:
+        ledger = f"the ledger {error.message}"
+        return DeviceHolders(unknown=f"{reason}; {ledger}" if error.message not in reason else reason)
+    return DeviceHolders() if held is None else DeviceHolders(_grouped(held), from_ledger=reason)
+
+
+def _grouped(held: Iterable[tuple[str, list[str]]]) -> dict[str, list[str]]:
+    holders: dict[str, list[str]] = {}
+    for claim, devices in held:
+        for device in dict.fromkeys(devices):
+            holders.setdefault(device, []).append(claim)
+    return holders
 
 
 def accepts_claims(shown: ShownHost) -> bool:
     """Return whether new claims get devices: not while the agent of this host has a hint or notice of a reclaim.
 
-    False also if it is not known, because the agent does not respond.
+    False also if no agent responds: none allocates a device, or it is not known.
     """
     from dra_agent.errors import AgentError
     from dra_agent.reclaim.control import Status, send_request
 
     if not shown.is_agents:
-        return True
+        return False
     try:
         return send_request(shown.config.state_dir, Status())["phase"] not in ("hint", "notice")
     except AgentError:
         return False
 
 
-def by_address(shown: ShownHost) -> dict[str, list[str]] | None:
+def by_address(shown: ShownHost, known: DeviceHolders) -> dict[str, list[str]] | None:
     """Return the claims that hold a PCI function or a partition of it.
 
-    None if no agent runs on this host, or if the claims are not known.
+    None if the claims are not known, or if no agent has run on this host.
     """
-    known_claims = by_device(shown)
-    if not shown.is_agents or known_claims.unknown:
+    if known.unknown or not (shown.is_agents or known.from_ledger):
         return None
     holders: dict[str, list[str]] = {}
-    for name, claims in known_claims.claims.items():
+    for name, claims in known.claims.items():
         if match := _NAME.match(name):
             domain, bus, device, function = match.groups()
-            known = holders.setdefault(f"{domain}:{bus}:{device}.{function}", [])
-            known.extend(claim for claim in claims if claim not in known)
+            listed = holders.setdefault(f"{domain}:{bus}:{device}.{function}", [])
+            listed.extend(claim for claim in claims if claim not in listed)
     return holders
 
 

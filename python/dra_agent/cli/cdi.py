@@ -201,6 +201,7 @@ def _try(args: argparse.Namespace) -> int:
 
     from dra_agent.cdi.registry import applied_edits, describe
     from dra_agent.cdi.runtime import find, make_rootfs
+    from dra_agent.command import inherited_environment
     from dra_agent.errors import RetryableError
 
     specs, state_dir = _specs(args)
@@ -224,7 +225,7 @@ def _try(args: argparse.Namespace) -> int:
         script = 'for name in $NAMES; do env | grep "^$name="; done; test $# = 0 || ls -lnd "$@"'
         argv = ["/bin/busybox", "env", f"NAMES={' '.join(names)}", "/bin/busybox", "sh", "-c", script, "sh", *paths]
         print(f"$ {runtime.name} run {' '.join(f'--device {name}' for name in ids)}", flush=True)
-        status = subprocess.run(runtime.command(ids, rootfs, argv)).returncode
+        status = subprocess.run(runtime.command(ids, rootfs, argv), env=inherited_environment()).returncode
     if status:
         raise RetryableError(
             f"the container ended with status {status}",

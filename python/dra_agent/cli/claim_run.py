@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dra_agent.api_object import DEFAULT_NAMESPACE
 from dra_agent.cli.parser import Parser, examples
 from dra_agent.errors import AgentError, RetryableError, UsageError
+from dra_agent.path_search import executable
 
 if TYPE_CHECKING:
     from dra_agent.manifests import LoadedObject
@@ -159,7 +160,10 @@ def _run(
 
     try:
         # This process has one thread, so code between fork and exec cannot find a lock taken.
-        command = subprocess.Popen(expand(words, ids), env=environment, preexec_fn=in_the_child)
+        arguments = expand(words, ids)
+        command = subprocess.Popen(
+            arguments, executable=executable(arguments[0]), env=environment, preexec_fn=in_the_child
+        )
         running.append(command)
     except OSError as error:
         print(f"dra-agent: {words[0]}: {error.strerror}", file=sys.stderr)

@@ -23,8 +23,8 @@ Item = dict[str, Any]
 
 RELEASE = """\
 Unprepare a claim on this node, and free its devices. Refused while the claim exists in the API
-server, while a process has one of the devices open, or while the agent cannot see all processes of the host; --force
-releases it anyway. In Kubernetes mode; without Kubernetes use `dra-agent claim delete`."""
+server and has these devices, while one of its pods runs or a process has one of the devices open, or while one of these
+is not known; --force releases it anyway. In Kubernetes mode; without Kubernetes use `dra-agent claim delete`."""
 RELEASE_CODES = "Exit 0: released. 1: not released, with the reason in the message."
 EPILOG = """
 On a node the claims are those that are prepared there. With --kubeconfig, or in a pod of the cluster, the API server is
@@ -100,7 +100,7 @@ def _add_release(parser: Parser, shown: tuple[tuple[str, str], ...]) -> Parser:
 
     release = parser.add_command(
         "release",
-        "release a prepared claim that no longer exists",
+        "release a prepared claim that no longer exists or has other devices",
         description=RELEASE,
         epilog=f"{examples(*shown)}\n{RELEASE_CODES}",
     )
@@ -297,7 +297,7 @@ def print_node(args: argparse.Namespace) -> int:
         entries, _ = read_copy(load_config(args).state_dir) or ([], None)
         entries = [entry for entry in entries if namespace in (None, entry.namespace)]
         found = call_cluster(args, lambda api: _uses(api, entries)) if asks_cluster and entries else {}
-        unusable = _unusable(args)
+        unusable = _unusable(args) if entries else {}
         return [
             {
                 "device": device.device,
@@ -336,19 +336,18 @@ def print_node(args: argparse.Namespace) -> int:
 
 
 def _unusable(args: argparse.Namespace) -> dict[tuple[str, str], str]:
-    """Return why devices of claims are unusable, by pool and name; empty if no agent responds."""
+    """Return why devices of claims are unusable, by pool and name; empty, with a warning, if no agent responds."""
+    import sys
+
     from dra_agent.agent.config import load_config
     from dra_agent.errors import AgentError
-    from dra_agent.presence import exists
-    from dra_agent.status.release_socket import SOCKET, Health, call
+    from dra_agent.status.release_socket import Health, call
 
-    state_dir = load_config(args).state_dir
-    if not exists(state_dir / SOCKET):
-        return {}
     try:
-        return {(row["pool"], row["device"]): row["reason"] for row in call(state_dir, Health())}
-    except AgentError:
-        return {}  # an agent that was killed leaves its socket; the claims are shown without it
+        return {(row["pool"], row["device"]): row["reason"] for row in call(load_config(args).state_dir, Health())}
+    except AgentError as error:
+        print(f"warning: whether devices of claims can be used is not known: {error}", file=sys.stderr)
+        return {}
 
 
 async def _uses(api: ApiClient, entries: list[Any]) -> dict[str, list[str]]:

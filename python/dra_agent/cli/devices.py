@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the devices; exit code 1 where the named device does not exist."""
+    """Print the devices; exit code 1 where the named device does not exist, or who holds devices is not known."""
     from dra_agent.agent.setup_registry import command_host
     from dra_agent.cli.agent_view import by_device, published
     from dra_agent.cli.output import emit, prints_names
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         inventory = published(shown, host, scan(host))
         holders = by_device(shown)
     shown.announce(args.output)
-    holders.warn()
+    code = holders.warn()
     if args.name is not None:
         device = _named(inventory, args.name)
         if prints_names():
@@ -68,20 +68,20 @@ def run(args: argparse.Namespace) -> int:
         elif args.output == "table":
             _show(device, holders.of(device.name), config)
         else:
-            emit(_document(device, holders, config), args.output)
-        return 0
+            emit({**_document(device, holders, config), "notes": holders.notes}, args.output)
+        return code
     chosen = [device for device in _in_order(inventory) if args.family in (None, device.family)]
     if args.output == "table":
         _list(chosen, holders)
         _print_problems(inventory)
-        return 0
+        return code
     emit(listing(inventory, chosen, holders, config), args.output)
-    return 0
+    return code
 
 
 def _watch(args: argparse.Namespace, shown: ShownHost, host: Host) -> NoReturn:
     """Print the chosen devices, and each one again when its state, attributes or claims change."""
-    from dra_agent.cli.agent_view import by_device, published
+    from dra_agent.cli.agent_view import DeviceHolders, by_device, published
     from dra_agent.cli.table import Rows
     from dra_agent.cli.watch import watch
     from dra_agent.topology import scan
@@ -89,12 +89,20 @@ def _watch(args: argparse.Namespace, shown: ShownHost, host: Host) -> NoReturn:
     if args.name is not None:
         _named(published(shown, host, scan(host)), args.name)
     rows = Rows(_COLUMNS, optional=_OPTIONAL)
+    earlier = DeviceHolders()
 
     def fetch() -> list[dict[str, Any]]:
-        inventory = published(shown, host, scan(host))
-        holders = by_device(shown)
+        nonlocal earlier
+        current = shown.asked_again()
+        inventory = published(current, host, scan(host))
+        holders = by_device(current)
+        holders.warn(earlier)
+        earlier = holders
         return [
-            {"document": _document(device, holders, shown.config), "cells": _cells(device, holders)}
+            {
+                "document": {**_document(device, holders, shown.config), "notes": holders.notes},
+                "cells": _cells(device, holders),
+            }
             for device in _in_order(inventory)
             if args.family in (None, device.family) and args.name in (None, device.name)
         ]
@@ -123,6 +131,7 @@ def listing(inventory: Inventory, devices: Iterable[Device], holders: DeviceHold
         "devices": [_document(device, holders, config) for device in devices],
         "excluded": inventory.excluded,
         "problems": inventory.problems,
+        "notes": holders.notes,
     }
 
 

@@ -123,6 +123,7 @@ def _record(args: argparse.Namespace) -> int:
 def examination(shown: ShownHost, host: Host) -> CheckContext:
     """Scan the host; a scan that fails is a finding, and the other checks run."""
     config = shown.config
+    from dra_agent.agent.about import UnreachableAgent
     from dra_agent.agent.config import is_loopback
     from dra_agent.cli.agent_view import collected
     from dra_agent.doctor import CheckContext, EndpointFiles
@@ -150,6 +151,8 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
             config.metrics_token_file,
             is_loopback(config.metrics_address),
         )
+    if isinstance(shown.answer, UnreachableAgent):
+        examination.unreachable = shown.answer.reason
     if shown.is_agents and shown.agent is not None:
         examination.telemetry_interval_s = shown.agent.config.telemetry.interval
         if (status := shown.agent.reload) is not None:
@@ -169,7 +172,7 @@ def _other_agents(shown: ShownHost, host: Host, topology: Topology, own: Invento
 
     import msgspec
 
-    from dra_agent.agent.about import query
+    from dra_agent.agent.about import RunningAgent, query
     from dra_agent.agent.host_ownership import other_agents
     from dra_agent.doctor import OtherAgent
     from dra_agent.errors import AgentError
@@ -180,7 +183,7 @@ def _other_agents(shown: ShownHost, host: Host, topology: Topology, own: Invento
             continue
         agent = query(msgspec.structs.replace(shown.config, state_dir=Path(other.state_dir)))
         names: tuple[str, ...] | None = None
-        if agent is not None:
+        if isinstance(agent, RunningAgent):
             try:
                 other_inventory = collect(host, topology, agent.config.inventory, driver=agent.config.driver_name)
             except AgentError:

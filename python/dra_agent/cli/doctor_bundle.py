@@ -96,7 +96,7 @@ def _print(manifest: BundleManifest, target: str, size: int, stream: TextIO) -> 
 
 def _shown(args: argparse.Namespace) -> tuple[ShownHost, str]:
     """Find the host; with a file that is invalid, as if there were none, and with the reason."""
-    from dra_agent.agent.about import query
+    from dra_agent.agent.about import RunningAgent, query
     from dra_agent.agent.config import Config, load_config
     from dra_agent.agent.config_problems import ConfigError
     from dra_agent.cli.shown_host import ShownHost, shown_host
@@ -106,8 +106,8 @@ def _shown(args: argparse.Namespace) -> tuple[ShownHost, str]:
     except ConfigError as error:
         config = load_config(args, below=Config())
         agent = query(config)
-        if agent is None:
-            return ShownHost(config, None, is_agents=False), str(error)
+        if not isinstance(agent, RunningAgent):
+            return ShownHost(config, agent, is_agents=False), str(error)
         return ShownHost(load_config(args, below=agent.config), agent, is_agents=True), str(error)
 
 
@@ -167,25 +167,24 @@ def _add_agent(bundle: Bundle, args: argparse.Namespace, shown: ShownHost, confi
         return Document("config.json", {"problems": config_error or None, "values": rows, "running": running})
 
     def agent() -> Document:
+        from dra_agent.agent.about import RunningAgent
         from dra_agent.doctor.bundle import Document, MissingPartError
         from dra_agent.reclaim.control import Status, send_request
 
-        if shown.agent is None:
-            raise MissingPartError(f"no agent responds in {shown.config.state_dir}")
+        if not isinstance(shown.answer, RunningAgent):
+            raise MissingPartError(f"no agent responds: {shown.answer.reason}")
         status = send_request(shown.config.state_dir, Status())
-        about = {"pid": shown.agent.pid, "version": shown.agent.version, "reload": shown.agent.reload}
+        about = {"pid": shown.answer.pid, "version": shown.answer.version, "reload": shown.answer.reload}
         return Document("agent.json", {**about, "reclaim": status})
 
     def metrics() -> Text:
-        from dra_agent.agent.config import listen_address
         from dra_agent.doctor.bundle import MissingPartError, Text
-        from dra_agent.doctor.bundle.scrape import scrape
+        from dra_agent.reclaim.control import Exposition, send_request
 
-        config = shown.agent.config if shown.agent is not None else shown.config
-        if not config.metrics_address:
-            raise MissingPartError("no metrics address is configured")
-        address = listen_address(config.metrics_address)
-        return Text("metrics.txt", scrape(*address, config.metrics_tls_cert, config.metrics_token_file))
+        if shown.agent is None:
+            raise MissingPartError(f"no agent responds in {shown.config.state_dir}")
+        # Over the agent's socket: any process can listen on the port, and would get the token.
+        return Text("metrics.txt", str(send_request(shown.config.state_dir, Exposition())))
 
     bundle.add("version", PART_TIMEOUT_S, version)
     bundle.add("config", PART_TIMEOUT_S, configuration)

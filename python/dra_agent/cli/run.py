@@ -71,7 +71,10 @@ def run(args: argparse.Namespace) -> int:
         await agent.run()
         return agent.hung_calls
 
-    hung_calls = asyncio.run(live())
+    try:
+        hung_calls = asyncio.run(live())
+    finally:
+        logs.flush()  # before the command itself writes why it ends
     if hung_calls:
         # The interpreter would wait for the thread indefinitely. All files are closed and synced.
         logging.getLogger(__name__).warning("stopped while calls are pending", extra={"work": hung_calls})

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dra_agent.agent.config import Config, load_config
 
 if TYPE_CHECKING:
-    from dra_agent.agent.about import RunningAgent
+    from dra_agent.agent.about import AgentAnswer, RunningAgent
 
 _NO_RECORDS = Path("/nonexistent/dra-agent")
 """A state directory that never exists: data of one host is never used for another."""
@@ -22,7 +22,7 @@ class ShownHost:
     """The host, and the agent that runs here."""
 
     config: Config
-    agent: RunningAgent | None
+    answer: AgentAnswer
     is_agents: bool
     """True if the agent runs on this host, so that its claims and findings concern these devices."""
 
@@ -30,14 +30,35 @@ class ShownHost:
     def records(self) -> Path:
         """The state directory with this host's claims, health and findings; a missing directory for another host.
 
-        Without a running agent, a named state directory belongs to the named host.
+        If no agent responds, a named state directory belongs to the named host, and any other one to this machine
+        and to the simulated hosts in it.
         """
+        state_dir = self.config.state_dir
         if self.is_agents:
-            return self.config.state_dir
-        named = self.config.state_dir != Config().state_dir
-        if self.agent is None and (self.config.simulate is None or named):
-            return self.config.state_dir
-        return _NO_RECORDS
+            return state_dir
+        if self.agent is not None:
+            return _NO_RECORDS
+        if self.config.simulate is None or state_dir != Config().state_dir:
+            return state_dir
+        from dra_agent.agent.setup_registry import has_simulated
+
+        return state_dir if has_simulated(self.config) else _NO_RECORDS
+
+    @property
+    def agent(self) -> RunningAgent | None:
+        """The agent, if it has responded; `answer` has the reason if it has not."""
+        from dra_agent.agent.about import RunningAgent
+
+        return self.answer if isinstance(self.answer, RunningAgent) else None
+
+    def asked_again(self) -> ShownHost:
+        """Return the same host with the current answer of its agent."""
+        from dra_agent.agent.about import RunningAgent, query
+
+        answer = query(self.config)
+        return replace(
+            self, answer=answer, is_agents=isinstance(answer, RunningAgent) and _same(self.config, answer.config)
+        )
 
     def title(self) -> str:
         """Name the host and its agent."""
@@ -49,7 +70,13 @@ class ShownHost:
             host += f", {config.sysfs_root}"
         if self.is_agents and self.agent is not None:
             return f"host {host}: the agent with pid {self.agent.pid}"
-        return f"host {host}: no agent" if self.agent is None else f"host {host}: not the agent's"
+        if self.agent is not None:
+            return f"host {host}: not the agent's"
+        from dra_agent.agent.about import NoAgent
+
+        return (
+            f"host {host}: no agent" if isinstance(self.answer, NoAgent) else f"host {host}: its agent does not respond"
+        )
 
     def announce(self, output: str) -> None:
         """Print the host above a table; in a pipe only if it is not the host of the running agent."""
@@ -65,12 +92,12 @@ class ShownHost:
 
 def shown_host(args: argparse.Namespace) -> ShownHost:
     """Find it: flags over variables over the running agent over the file."""
-    from dra_agent.agent.about import query
+    from dra_agent.agent.about import RunningAgent, query
 
     plain = load_config(args)
     agent = query(plain)
-    if agent is None:
-        return ShownHost(plain, None, is_agents=False)
+    if not isinstance(agent, RunningAgent):
+        return ShownHost(plain, agent, is_agents=False)
     if getattr(args, "config", None) is None:
         candidate = load_config(args, below=agent.config)
         if _same(candidate, agent.config):

@@ -146,6 +146,7 @@ def show(fetch: Callable[[], Shown], args: argparse.Namespace, interval_s: float
 
 
 def _fetch(config: Config) -> CurrentValues:
+    from dra_agent.agent.about import RunningAgent
     from dra_agent.agent.about import query as query_agent
     from dra_agent.errors import PermanentError, RetryableError
     from dra_agent.telemetry.control import query
@@ -154,8 +155,8 @@ def _fetch(config: Config) -> CurrentValues:
         return query(config.state_dir)
     except RetryableError as error:
         agent = query_agent(config)
-        if agent is None:
-            raise
+        if not isinstance(agent, RunningAgent):
+            raise RetryableError(f"what devices use is not known: {agent.reason}") from None
         if not agent.config.telemetry.interval:
             raise PermanentError(
                 "telemetry is off",

@@ -13,6 +13,7 @@ from dra_agent.cli.parser import examples
 
 if TYPE_CHECKING:
     from dra_agent.agent.config import Config
+    from dra_agent.cli.agent_view import DeviceHolders
     from dra_agent.cli.shown_host import ShownHost
     from dra_agent.host import Host
     from dra_agent.inventory.model import Device
@@ -44,8 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Scan, then print or draw. Exit code 0 also where damaged devices were found: they are reported."""
+    """Scan, then print or draw; exit code 1 where a picture lacks who holds devices.
+
+    Exit code 0 also where damaged devices were found: they are reported.
+    """
     from dra_agent.agent.setup_registry import command_host
+    from dra_agent.cli.agent_view import DeviceHolders, by_device
     from dra_agent.cli.output import emit
     from dra_agent.cli.shown_host import shown_host
     from dra_agent.cli.terminal import progress
@@ -54,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     pictured = args.svg is not None or args.output == "table"
     with progress("scanning the host"), command_host(shown.config) as host:
         topology = _scan(host, shown.config, distances=args.output != "table")
-        holders, names = _known(shown, host, topology) if pictured else (None, None)
+        claims = by_device(shown) if pictured else DeviceHolders()
+        holders, names = _known(shown, host, topology, claims) if pictured else (None, None)
     if args.svg:
         _write_picture(args.svg, topology, picture_title(shown.config), holders, names)
     if args.output != "table":
@@ -62,10 +68,12 @@ def run(args: argparse.Namespace) -> int:
     elif not args.svg:
         shown.announce(args.output)
         _print_tree(topology, holders, names)
-    return 0
+    return claims.warn()
 
 
-def _known(shown: ShownHost, host: Host, topology: Topology) -> tuple[Holders | None, PciIds | None]:
+def _known(
+    shown: ShownHost, host: Host, topology: Topology, claims: DeviceHolders
+) -> tuple[Holders | None, PciIds | None]:
     """The part of a picture from the agent's inventory: holders, published devices, and product names."""
     from dra_agent.cli.agent_view import by_address, published
     from dra_agent.errors import AgentError
@@ -73,17 +81,17 @@ def _known(shown: ShownHost, host: Host, topology: Topology) -> tuple[Holders | 
     try:
         devices = published(shown, host, topology).devices
     except AgentError:
-        return by_address(shown), None  # the tree does not need the inventory
-    return picture_facts(shown, devices)
+        return by_address(shown, claims), None  # the tree does not need the inventory
+    return picture_facts(shown, devices, claims)
 
 
-def picture_facts(shown: ShownHost, devices: Sequence[Device]) -> tuple[Holders | None, PciIds]:
-    """Return the holders of PCI functions, None without an agent, and the names of products."""
+def picture_facts(shown: ShownHost, devices: Sequence[Device], claims: DeviceHolders) -> tuple[Holders | None, PciIds]:
+    """Return the holders of PCI functions, None if they are not known, and the names of products."""
     from dra_agent.cli.agent_view import accepts_claims, by_address
     from dra_agent.topology.display_tree import KnownHolders
     from dra_agent.topology.pci_ids import PciIds
 
-    holders = by_address(shown)
+    holders = by_address(shown, claims)
     names: dict[str, str] = {}
     for device in devices:
         product = device.attributes.get("productName")

@@ -17,6 +17,7 @@ from dra_agent.conflicts.other_drivers import ForeignSlices
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.inventory.model import Device
 from dra_agent.kube_client.node_watch import NodeState, NodeWatch
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,8 @@ class ConflictDetector:
         If it times out, the published devices are corrected later: a node without a response of its API server must not
         stay without devices. The watches must run.
         """
-        self._task = asyncio.create_task(self._follow_node(), name="conflicts")
+        if self._task is None:  # else this is the start after a failure
+            self._task = supervisor().loop("conflicts", self._follow_node)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._checked.wait()

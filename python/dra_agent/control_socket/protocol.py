@@ -12,7 +12,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dra_agent.errors import AgentError, BusyError, NoSuchObjectError, PermanentError, RetryableError, UsageError
+from dra_agent.errors import (
+    AgentError,
+    BusyError,
+    NoAgentError,
+    NoSuchObjectError,
+    PermanentError,
+    RetryableError,
+    UsageError,
+)
 from dra_agent.json_decode import decode_json
 from dra_agent.retry import Backoff
 
@@ -75,7 +83,7 @@ class Connection:
     """A connection to an agent of this host."""
 
     def __init__(self, path: Path, *, no_agent: str, hint: str) -> None:
-        """Connect; raises RetryableError with the message `no_agent` and `hint` if no agent listens."""
+        """Connect; raises NoAgentError with the message `no_agent` and `hint` if no agent listens."""
         self._path = path
         self._no_agent = no_agent
         self._hint = hint
@@ -124,11 +132,18 @@ class Connection:
             raise UsageError(
                 f"the request has {len(line)} bytes, {line_limit} at most", hint="apply its objects in several requests"
             )
-        deadline, backoff = monotonic() + timeout, Backoff(first=0.1, longest=1.0)
-        busy_until = min(deadline, monotonic() + BUSY_TIMEOUT_S)
+        started, backoff = monotonic(), Backoff(first=0.1, longest=1.0)
+        deadline = started + timeout
+        busy_until = min(deadline, started + BUSY_TIMEOUT_S)
         while True:
             try:
-                return self._exchange(line, deadline, timeout_hint)
+                return self._exchange(line, deadline)
+            except TimeoutError as error:
+                raise RetryableError(
+                    f"the agent did not respond within {timeout:g} s",
+                    where=str(self._path),
+                    hint=timeout_hint or "repeat the command, or read the agent's log",
+                ) from error
             except BusyError as error:
                 pause = backoff.delay(error)
                 if monotonic() + pause >= busy_until:
@@ -137,16 +152,16 @@ class Connection:
             self.close()
             self._connect()
 
-    def _exchange(self, line: bytes, deadline: float, timeout_hint: str | None) -> Any:
+    def _exchange(self, line: bytes, deadline: float) -> Any:
+        """Send one line and return the result; raises TimeoutError at the deadline."""
         try:
             self._socket.settimeout(max(0.001, deadline - monotonic()))
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 # An agent that refuses a client sends the reason before it closes the connection.
                 self._socket.sendall(line)
             received = self._lines.readline()
-        except TimeoutError as error:
-            hint = timeout_hint or "repeat the command"
-            raise RetryableError("the agent did not respond in time", where=str(self._path), hint=hint) from error
+        except TimeoutError:
+            raise
         except OSError as error:
             raise RetryableError(
                 f"the connection broke: {error.strerror}", where=str(self._path), hint="repeat the command"
@@ -169,7 +184,8 @@ class Connection:
 def call(path: Path, request: msgspec.Struct, *, timeout: float) -> Any:
     """Send one request to the agent that listens at `path`, and return its result.
 
-    Raises the error of the agent, or RetryableError if none responds within `timeout` seconds.
+    Raises the error of the agent, NoAgentError if none listens, or RetryableError if it does not respond within
+    `timeout` seconds.
     """
     hint = "start one with `dra-agent run`, or name its directory with --state-dir"
     with Connection(path, no_agent="no agent is running here", hint=hint) as connection:
@@ -179,8 +195,11 @@ def call(path: Path, request: msgspec.Struct, *, timeout: float) -> Any:
 def _unreachable(path: Path, error: OSError, no_agent: str, hint: str) -> RetryableError:
     if isinstance(error, PermissionError):
         return RetryableError(
-            "you may not speak to the agent", where=str(path), hint="be the user that it runs as, or root"
+            "no permission to connect to the agent", where=str(path), hint="be the user that it runs as, or root"
         )
     if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-        return RetryableError(no_agent, where=str(path), hint=hint)
+        return NoAgentError(no_agent, where=str(path), hint=hint)
+    if isinstance(error, TimeoutError):
+        message = f"the agent did not accept a connection within {CONNECT_TIMEOUT_S:g} s"
+        return RetryableError(message, where=str(path), hint="read its log, and restart it")
     return RetryableError(f"cannot reach the agent: {error.strerror or error}", where=str(path))

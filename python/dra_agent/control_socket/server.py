@@ -24,6 +24,7 @@ import msgspec
 from dra_agent.asyncio_server import stop_accepting
 from dra_agent.control_socket.protocol import ErrorBody, Response, failure_of
 from dra_agent.errors import AgentError, BusyError, PermanentError, UsageError
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class Server:
                 hint="choose a shorter --state-dir",
             )
         await self._listen()
-        self._keeping = asyncio.create_task(self._keep(), name=f"keep {self.path.name}")
+        self._keeping = supervisor().loop("socket", self._keep, of=self.path.name)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[bool]:
@@ -182,7 +183,7 @@ class Server:
             writer.write(_encoded(Response(failure=failure_of(busy))))
             writer.close()  # sends what is written first
             return
-        task = asyncio.create_task(self._serve(reader, writer))
+        task = supervisor().start_task(f"client of {self.path.name}", self._serve(reader, writer))
         self._clients[task] = writer
         task.add_done_callback(self._clients.pop)
         task.add_done_callback(lambda _: writer.close())

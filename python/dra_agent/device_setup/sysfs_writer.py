@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 
 from dra_agent import child
 from dra_agent.errors import RetryableError
+from dra_agent.threads import start_thread
 
 TIMEOUT_S = 15.0
 """Maximum seconds for one access; the kubelet has 45 for a whole prepare call."""
@@ -113,11 +114,10 @@ class TimedWriter:
             except BaseException as error:  # noqa: BLE001 - raised from the future
                 failure.append(error)
 
-        thread = threading.Thread(target=access_and_store, name=f"access {device}", daemon=True)
         with self._lock:
             self._check(device)
+            thread = start_thread(f"access {device}", access_and_store)
             self._pending[device] = (thread, verb, path)
-            thread.start()
         thread.join(self._deadline)
         if thread.is_alive():
             raise write_timeout_error(device, path, verb)

@@ -112,22 +112,31 @@ def _is_read_only(directory: Path) -> bool:
 
 
 def _claims(context: CheckContext) -> Iterator[Finding]:
-    if context.ledger.failure is not None:
-        return
+    before = context.ledger.claims
     try:
         written = SpecDirectory(context.cdi_dir, context.driver).claims()
     except AgentError as error:
         yield problem(error.message, str(context.cdi_dir), error.hint or "")
         return
-    held = context.ledger.claims
+    # After the specs: the agent records a claim before it writes the spec.
+    ledger = context.read_ledger()
+    if written and (ledger.failure is not None or not ledger.exists):
+        count = f"{len(written)} CDI spec{' is' if len(written) == 1 else 's are'} of claims"
+        reason = "there is no ledger" if ledger.failure is None else f"the ledger cannot be read ({ledger.failure})"
+        yield warning(
+            f"{count}, and whether they hold devices is not known: {reason} in {context.state_dir}",
+            str(context.cdi_dir),
+            "keep the specs; run the doctor as root, with the --state-dir of the agent that wrote them",
+        )
+        return
     for uid, path in written.items():
-        if uid not in held:
+        if uid not in ledger.claims:
             yield warning(
                 f"is of claim {uid}, which holds nothing here",
                 str(path),
                 "start the agent, which removes it, or remove it",
             )
-    for uid in sorted(held - written.keys()):
+    for uid in sorted((before & ledger.claims) - written.keys()):
         yield problem(
             "holds devices and has no CDI spec: its containers cannot start",
             f"claim {uid}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,9 +10,11 @@ from functools import cached_property
 from pathlib import Path
 
 from dra_agent.cdi.registry import DEFAULT_DIRECTORIES
+from dra_agent.command import inherited_environment
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Inventory
+from dra_agent.path_search import find_program
 from dra_agent.topology import Topology
 
 TIMEOUT_S = 5.0
@@ -35,13 +36,20 @@ class CommandRunner:
 
     def find(self, name: str) -> str | None:
         """Return the path of a program, also outside of PATH in directories of root; None if it is not installed."""
-        return shutil.which(name) or shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin")
+        found = find_program(name, system=True)
+        return None if found is None else str(found)
 
     def run(self, argv: Sequence[str]) -> CommandResult:
         """Run a program without input, for `TIMEOUT_S` at most; its error output counts if it prints nothing else."""
         try:
             done = subprocess.run(
-                argv, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, stdin=subprocess.DEVNULL
+                argv,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TIMEOUT_S,
+                stdin=subprocess.DEVNULL,
+                env=inherited_environment(),
             )
         except subprocess.TimeoutExpired:
             return CommandResult(None, f"no response within {TIMEOUT_S:g} s")
@@ -56,6 +64,8 @@ class LedgerSummary:
 
     claims: frozenset[str] = frozenset()
     """Uids of the claims that hold devices."""
+    exists: bool = True
+    """False: there is none in the state directory."""
     problems: tuple[str, ...] = ()
     failure: str | None = None
     """Why it cannot be read at all."""
@@ -112,6 +122,8 @@ class CheckContext:
     simulated: bool = False
     unnamed_node: str = ""
     """Why the host's name cannot be that of its node; "" if it can, or if another name is configured."""
+    unreachable: str = ""
+    """Why it is not known what the agent does: it does not respond, or this user may not ask it."""
     reload_problems: tuple[str, ...] | None = None
     """Why the running agent refused the last change of its configuration; None: no agent runs on this host."""
     kubeconfig: Path | None = None
@@ -131,7 +143,11 @@ class CheckContext:
 
     @cached_property
     def ledger(self) -> LedgerSummary:
-        """The ledger of the state directory; an agent may write it concurrently."""
+        """The ledger of the state directory when it was read first; an agent may write it concurrently."""
+        return self.read_ledger()
+
+    def read_ledger(self) -> LedgerSummary:
+        """Read the current ledger of the state directory."""
         from dra_agent.prepare.ledger_reader import read_copy
 
         try:
@@ -139,7 +155,7 @@ class CheckContext:
         except AgentError as error:
             return LedgerSummary(failure=error.message.removeprefix("cannot be read: "))
         if read is None:
-            return LedgerSummary()
+            return LedgerSummary(exists=False)
         entries, report = read
         held = [
             (entry.full_name, item.device)
@@ -147,4 +163,5 @@ class CheckContext:
             for item in entry.devices
             if item.request and entry.state == "completed"
         ]
-        return LedgerSummary(frozenset(entry.uid for entry in entries), tuple(report.problems()), held=tuple(held))
+        claims = frozenset(entry.uid for entry in entries)
+        return LedgerSummary(claims, problems=tuple(report.problems()), held=tuple(held))

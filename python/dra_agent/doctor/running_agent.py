@@ -17,7 +17,13 @@ _LATE_DEVICE_S = 3.0
 
 
 def check_configuration(context: CheckContext) -> Iterator[Finding]:
-    """Report a host without a name for its node, a refused reload, and changes that need a restart."""
+    """Report an agent that does not respond, a host without a name for its node, and a configuration not in effect."""
+    if context.unreachable:
+        yield problem(
+            f"what the agent does is not known: {context.unreachable}",
+            str(context.state_dir),
+            "run the doctor as root; if it does not respond then, read its log (journalctl -u dra-agent), restart it",
+        )
     if context.unnamed_node:
         yield warning(
             f"{context.unnamed_node}, so no agent can start here",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-import os
 import re
 import ssl
 import time
@@ -21,11 +20,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dra_agent import user_file
+from dra_agent.command import inherited_environment
 from dra_agent.errors import AgentError
 from dra_agent.json_decode import decode_json
 from dra_agent.kube_client.config import MAX_FILE_BYTES, ClientConfig, ExecCommand, Pem
 from dra_agent.kube_client.connection import tls_context
 from dra_agent.kube_client.errors import UnavailableError
+from dra_agent.path_search import executable
 
 TIMEOUT_S = 30.0
 """Seconds that the command may take."""
@@ -64,13 +65,14 @@ async def run_command(command: ExecCommand, config: ClientConfig) -> ExecCredent
     if command.provide_cluster_info:
         spec["cluster"] = _cluster(command, config)
     request = {"apiVersion": command.api_version, "kind": "ExecCredential", "spec": spec}
-    environ = {**os.environ, **dict(command.env), "KUBERNETES_EXEC_INFO": msgspec.json.encode(request).decode()}
+    added = {**dict(command.env), "KUBERNETES_EXEC_INFO": msgspec.json.encode(request).decode()}
     where = f"{config.source}: exec {command.command}"
     try:
         process = await asyncio.create_subprocess_exec(
             command.command,
             *command.args,
-            env=environ,
+            executable=executable(command.command),
+            env=inherited_environment(added),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -20,7 +20,7 @@ class NameLookup:
     """A lookup that hangs is waited for again, and not started again."""
 
     def __init__(self) -> None:
-        self._executor = DaemonExecutor(MAX_LOOKUPS, "lookup")
+        self._executor = DaemonExecutor(MAX_LOOKUPS, "lookup", kept=1)
         self._lock = threading.Lock()
         self._running: dict[tuple[str, int], Future[Sequence[Address]]] = {}
 

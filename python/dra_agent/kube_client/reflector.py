@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing, suppress
 
 from dra_agent.errors import AgentError, RetryableError
@@ -27,8 +26,6 @@ STEADY_AFTER_S = 30.0
 """Seconds that a watch must stay open for the next failure to count as the first."""
 RESUME_FOR_S = 300.0
 """How long after a break a watch is resumed. Later the server has compacted its history (etcd keeps 5 minutes)."""
-URGENT_RETRY_S = 1.0
-"""The longest pause while the node is reclaimed: few nodes are at a time, and their pods wait for the taints."""
 
 
 class Reflector(ABC):
@@ -41,18 +38,13 @@ class Reflector(ABC):
         fields: Mapping[str, str],
         *,
         subject: str,
-        urgent: Callable[[], bool] = lambda: False,
         backoff: Backoff | None = None,
     ) -> None:
-        """`subject` names the objects in the log, as in "slices". `backoff` has the pauses after failures.
-
-        While `urgent` returns True, pauses are at most `URGENT_RETRY_S` long, unless the server requests more.
-        """
+        """`subject` names the objects in the log, as in "slices". `backoff` has the pauses after failures."""
         self._api = api
         self._kind = kind
         self._fields = fields
         self._subject = subject
-        self._urgent = urgent
         self._expedited = asyncio.Event()
         self._backoff = backoff or Backoff.for_lists()
         self._cursor: WatchCursor | None = None
@@ -152,11 +144,6 @@ class Reflector(ABC):
     async def _sleep(self, error: AgentError) -> None:
         seconds = self._backoff.delay(error)
         self._expedited.clear()
-        if getattr(error, "retry_after", None) is not None:
-            await asyncio.sleep(seconds)
-            return
-        if self._urgent():
-            seconds = min(seconds, URGENT_RETRY_S * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._expedited.wait()

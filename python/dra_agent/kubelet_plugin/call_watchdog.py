@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from dra_agent.threads import NoThreadError, start_thread
+
 log = logging.getLogger(__name__)
 
 
@@ -27,12 +29,12 @@ class CallWatchdog:
     def add(self, deadline_s: float, late: Callable[[], None]) -> object:
         """Have `late` called at `deadline_s`, in the time of time.monotonic, on a separate thread; returns a key.
 
-        Raises RuntimeError if no thread can be started; nothing is called then.
+        Raises NoThreadError; nothing is called then.
         """
         key = object()
         with self._lock:
             if not self._running:
-                threading.Thread(target=self._run, name="call deadlines", daemon=True).start()
+                start_thread("call deadlines", self._run)
                 self._running = True
             elif deadline_s < self._wakes_at_s:
                 self._changed.notify()
@@ -59,10 +61,9 @@ class CallWatchdog:
                     self._changed.wait(self._wakes_at_s - now_s)
             for _, call in late:
                 # A response that blocks must not delay the others.
-                thread = threading.Thread(target=_respond, args=(call,), name="late call", daemon=True)
                 try:
-                    thread.start()
-                except RuntimeError:  # no thread can be started
+                    start_thread("late call", _respond, call)
+                except NoThreadError:
                     _respond(call)
 
 

@@ -69,7 +69,7 @@ class ClaimExecutor:
 
     def __init__(self, threads: int) -> None:
         """`threads` is the maximum of concurrent work: of work on own threads, and of work on its callers'."""
-        self._executor = DaemonExecutor(threads, "claims")
+        self._executor = DaemonExecutor(threads, "claims", kept=1)
         self._threads = threads
         self._lock = threading.Lock()
         self._work: dict[str, _Work] = {}

@@ -26,6 +26,7 @@ from dra_agent.kubelet_plugin.registration import Registration, RegistrationStat
 from dra_agent.kubelet_plugin.service import DraService
 from dra_agent.kubelet_plugin.sockets import SocketFile, SocketPaths, remove_abandoned, sockets_of_instances
 from dra_agent.prepare import ClaimPreparer
+from dra_agent.supervisor import on_thread, supervisor
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +80,8 @@ class KubeletPlugin:
         self.health = HealthService(resend_after_s=resend_after_s) if health else None
         # An error of `submit` would end gRPC's serving thread, and no call would have a response any more
         # (grpc/grpc, src/python/grpcio/grpc/_server.py: _serve).
-        self._calls = _CallThreads(MAX_CALLS, "calls", keep_one=True)
-        self._other_calls = DaemonExecutor(MAX_OTHER_CALLS, "kubelet", keep_one=True)
+        self._calls = _CallThreads(MAX_CALLS, "calls", kept=1)
+        self._other_calls = DaemonExecutor(MAX_OTHER_CALLS, "kubelet", kept=1)
         self._server: grpc.Server | None = None
         self._files: tuple[SocketFile, ...] = ()
         self._keeper: asyncio.Task[None] | None = None
@@ -113,7 +114,7 @@ class KubeletPlugin:
                 "removed sockets of instances that are no more", extra={"sockets": [str(path) for path in removed]}
             )
         await self._try_to_listen()
-        self._keeper = asyncio.create_task(self._keep(), name="sockets")
+        self._keeper = supervisor().loop("sockets", self._keep)
 
     def serve(self, preparing: ClaimPreparer, health: DeviceHealthStore | None = None) -> None:
         """Start to prepare claims, and to report device health."""
@@ -185,7 +186,7 @@ class KubeletPlugin:
         self._server, self._files = server, files
         log.info("listening for the kubelet", extra={"sockets": [str(path) for path in self._paths.distinct]})
         if old is not None:
-            retiring = asyncio.create_task(_stopped(old, GRACE_S), name="old sockets")
+            retiring = supervisor().start_task("old sockets", _stopped(old, GRACE_S))
             self._retiring.add(retiring)
             retiring.add_done_callback(self._retiring.discard)
 
@@ -210,4 +211,4 @@ class _CallThreads(DaemonExecutor):
 
 async def _stopped(server: grpc.Server, grace: float | None) -> None:
     """Accept no calls, wait for those in progress for `grace` seconds, then cancel them."""
-    await asyncio.to_thread(lambda: server.stop(grace).wait())
+    await on_thread(lambda: server.stop(grace).wait())

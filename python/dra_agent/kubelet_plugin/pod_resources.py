@@ -14,6 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from dra_agent.kubelet_plugin.proto import podresources_v1_pb2 as messages
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -41,16 +42,16 @@ class ClaimContainers:
         self._found: frozenset[ContainerOfClaim] = frozenset()
         self._logged = ""
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pod-resources", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._thread = supervisor().thread_loop("pod-resources", self._run, self._stopping)
 
     def stop(self) -> None:
         """End it; a call that hangs is waited for until its timeout."""
         self._stopping.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(2 * CALL_TIMEOUT_S)
 
     def of(self, claims: Collection[tuple[str, str]]) -> list[ContainerOfClaim]:

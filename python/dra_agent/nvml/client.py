@@ -6,6 +6,7 @@ takes long delays only its own lane.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -26,6 +27,7 @@ from dra_agent.json_decode import decode_json
 from dra_agent.malloc import without_thread_caches
 from dra_agent.nvml.values import Codec, targets
 from dra_agent.retry import growing_wait
+from dra_agent.threads import NoThreadError, start_thread
 
 _MAX_LINE_BYTES = 16 << 20
 """Maximum bytes of one response; a process that writes more is broken."""
@@ -70,6 +72,7 @@ class _Answer(msgspec.Struct):
     stale: str | None = None
     missing: str | None = None
     defect: str | None = None
+    busy: str | None = None
     filled: list[tuple[int, str]] = []
 
 
@@ -122,8 +125,13 @@ class NvmlWorker:
                 env=child.environment(without_thread_caches(os.environ)),
                 cwd=child.WORKING_DIRECTORY,
             )
-        self._reader = threading.Thread(target=self._read, name="NVML responds", daemon=True)
-        self._reader.start()
+        try:
+            self._reader = start_thread("NVML responds", self._read)
+        except NoThreadError as error:
+            self._process.kill()
+            self._process.wait()
+            parent_end.close()
+            raise OSError(errno.EAGAIN, str(error)) from error
         if not self._up.wait(START_TIMEOUT_S) or self._ended:
             self.close()
             raise TimeoutError(self._ended or f"NVML's process did not come up within {START_TIMEOUT_S:g} s")
@@ -221,6 +229,8 @@ class NvmlWorker:
             raise StaleHandleError(f"NVML was restarted, so earlier handles are invalid ({call.name})")
         if answer.missing is not None:
             raise LibraryNotFoundError(answer.missing)
+        if answer.busy is not None:
+            raise NvmlBusyError(answer.busy)
         if answer.defect is not None:
             raise TypeError(f"{call.name}: {answer.defect}")
         return self._codec.decode(answer.value)

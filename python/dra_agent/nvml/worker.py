@@ -3,7 +3,8 @@
 One JSON object in a line, in both directions. A call has `id`, `lane`, `name` and `args`; calls of one lane are made
 sequentially, and those of different lanes concurrently. A response has `id`, `filled` (the values that the call wrote
 into its arguments: [position, bytes in hex]) and one of `value`, `refused` ([code, text] of NVML), `stale`, `missing`
-(the library cannot be loaded) and `defect`. The first response belongs to no call and reports that the process runs.
+(the library cannot be loaded), `busy` (the system has no room for a thread) and `defect`. The first response belongs to
+no call and reports that the process runs.
 
 The imports are few because each is memory of every node with a GPU.
 """
@@ -26,6 +27,7 @@ from types import ModuleType
 
 from dra_agent.malloc import limit_free_memory, trim
 from dra_agent.nvml.values import Codec, Handles, StaleHandleError, targets
+from dra_agent.threads import NoThreadError, start_thread
 
 TYPE_CHECKING = False  # typing, which has it too, takes 0.5 MiB
 if TYPE_CHECKING:
@@ -248,29 +250,37 @@ class WorkerServer:
         with self._connection.makefile("rb") as lines:
             for line in lines:
                 call = json.loads(line)
-                self._lane(call["lane"]).put(call)
+                try:
+                    lane = self._lane(call["lane"])
+                except NoThreadError as error:
+                    self._send({"id": call["id"], "busy": str(error)})
+                else:
+                    lane.put(call)
 
     def _lane(self, name: str) -> SimpleQueue[dict[str, Any]]:
         queue = self._lanes.get(name)
         if queue is None:
-            queue = self._lanes[name] = SimpleQueue()
-            threading.Thread(target=self._work, args=(queue,), name=name, daemon=True).start()
+            queue = SimpleQueue()
+            start_thread(name, self._work, queue)
+            self._lanes[name] = queue
         return queue
 
     def _work(self, queue: SimpleQueue[dict[str, Any]]) -> None:
         while True:
             call = queue.get()
-            answer = {"id": call["id"], **self.answer(call["name"], call["args"])}
-            line = json.dumps(answer, separators=(",", ":")).encode() + b"\n"
-            try:
-                with self._sending:
-                    self._connection.sendall(line)
-            except OSError:  # the agent has exited
-                os._exit(0)
+            self._send({"id": call["id"], **self.answer(call["name"], call["args"])})
             if time.monotonic() >= self._next_trim_s:
                 # Libraries allocate and free much when devices come and go.
                 self._next_trim_s = time.monotonic() + TRIM_INTERVAL_S
                 trim()
+
+    def _send(self, answer: dict[str, Any]) -> None:
+        line = json.dumps(answer, separators=(",", ":")).encode() + b"\n"
+        try:
+            with self._sending:
+                self._connection.sendall(line)
+        except OSError:  # the agent has exited
+            os._exit(0)
 
     def answer(self, name: str, encoded: list[Any]) -> dict[str, Any]:
         """Make a call, and return the response without its id."""

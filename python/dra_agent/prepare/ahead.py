@@ -29,4 +29,4 @@ class AheadPreparer:
 
     def unprepare(self, uid: str, deadline: Deadline) -> object:
         """Release a claim that was prepared ahead; does nothing if the kubelet has requested it since."""
-        return self._preparer.release_ahead(uid, deadline)
+        return self._preparer.release_if(uid, records.is_ahead, deadline)

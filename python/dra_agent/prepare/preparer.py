@@ -60,8 +60,16 @@ UNDO_TIMEOUT_S = SETUP_TIMEOUT_S
 OWNER_TIMEOUT_S = 1.0
 """Minimum timeout for the files that record which agent of the host owns a device."""
 
+MayRelease = Callable[[LedgerEntry], bool]
+"""Whether a claim may be released, by its current entry. Called with the lock of the claim, so that no prepare of it is
+in progress here; with the locks of its devices too, where another agent may work on it, or its set-ups are undone."""
+
 PhaseObserver = Callable[[str, float], None]
 """Called with a phase (lock, ledger, setup, cdi, undo, release) and its seconds, on the thread that prepares."""
+
+
+class OtherDevicesError(PermanentError):
+    """The claim was allocated again with other devices, and has not released the previous ones."""
 
 
 class Preparer:
@@ -178,16 +186,16 @@ class Preparer:
         with self.claim_locks.hold([check_uid(uid)], deadline, _releasing(uid)):
             return self._unprepare(uid, deadline, lambda entry: True) or self._remove_files(uid, deadline)
 
-    def release_ahead(self, uid: str, deadline: Deadline | None = None) -> bool:
-        """Undo a claim that was prepared ahead. False if it is not, or the kubelet has requested it since.
+    def release_if(self, uid: str, may_release: MayRelease, deadline: Deadline | None = None) -> bool:
+        """Undo a claim if `may_release` is true of its entry. False if it is not, or the claim was not prepared.
 
-        Raises RetryableError as `unprepare` does.
+        Raises RetryableError as `unprepare` does, and the errors of `may_release`.
         """
         deadline = deadline or Deadline.of(CALL_TIMEOUT_S)
         with self.claim_locks.hold([check_uid(uid)], deadline, _releasing(uid)):
-            return self._unprepare(uid, deadline, records.is_ahead)
+            return self._unprepare(uid, deadline, may_release)
 
-    def _unprepare(self, uid: str, deadline: Deadline, may_release: Callable[[LedgerEntry], bool]) -> bool:
+    def _unprepare(self, uid: str, deadline: Deadline, may_release: MayRelease) -> bool:
         """Undo a claim while `may_release` is true of its entry; False if it has none. The caller has its lock."""
         # Within a lease: another agent may have prepared the claim with other devices since this one read it.
         entry = self._entry(uid, deadline)
@@ -205,7 +213,7 @@ class Preparer:
         with self._ledger.lease(deadline):
             return self._ledger.get(uid)
 
-    def _release(self, entry: LedgerEntry, deadline: Deadline, may_release: Callable[[LedgerEntry], bool]) -> bool:
+    def _release(self, entry: LedgerEntry, deadline: Deadline, may_release: MayRelease) -> bool:
         """Roll back a claim. The caller has the locks of its devices. False if another agent has changed it since."""
         if records.has_setups(entry):
             # The set-up of an old record may belong to another claim by now.
@@ -214,6 +222,9 @@ class Preparer:
                 return False
             self._undo(now, deadline)
             return True
+        # Another agent may have prepared the claim again, with the same record, before the devices were locked.
+        if self._ledger.is_shared and not may_release(entry):
+            return False
         with self._timed("undo"):
             self._files.remove(entry.uid)
         with self._timed("release"), self._ledger.lease(deadline.at_least(LEDGER_TIMEOUT_S)):
@@ -347,7 +358,7 @@ class Preparer:
     ) -> list[ClaimDevice]:
         if not records.same_devices(entry, allocation):
             held = ", ".join(device.device for device in entry.devices if device.request)
-            raise PermanentError(
+            raise OtherDevicesError(
                 f"is prepared with other devices ({held})", where=str(allocation), hint="unprepare it first"
             )
         recorded = self._record(entry)

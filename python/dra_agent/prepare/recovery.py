@@ -25,6 +25,7 @@ from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
 from dra_agent.prepare.locks import KeyedLocks, LockedError
 from dra_agent.prepare.ownership import Ownership
 from dra_agent.prepare.setup import DeviceSetup, Kind, OrphanCleaner
+from dra_agent.threads import NoThreadError
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,8 @@ class ExecutorRunner:
         """
         try:
             future = self._executor.submit(call)
+        except NoThreadError:
+            raise
         except RuntimeError as error:
             raise ClosedRunnerError("the agent is stopping") from error
         try:

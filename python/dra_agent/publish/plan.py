@@ -46,6 +46,8 @@ class PublishContext(msgspec.Struct, frozen=True):
     driver: str
     inventory: Callable[[], Inventory]
     is_leader: Callable[[], bool]
+    urgent: Callable[[], bool]
+    """Whether the node is being reclaimed."""
     published: SliceStore
     following: SliceReflector
     ownership: NodeOwnerReference

@@ -48,7 +48,7 @@ class PoolReconciler:
         self._context = context
         self.name = name
         self._planner = Planner(context, name)
-        self._backoff = Backoff(first=0.25, longest=60.0)
+        self._backoff = Backoff(first=0.25, longest=60.0, urgent=context.urgent)
         self._refused = Backoff(first=5.0, longest=300.0)
         """For errors that only another configuration of the cluster or of the agent resolves."""
         self._external_change_backoff = Backoff(first=0.5, longest=30.0)
@@ -59,7 +59,7 @@ class PoolReconciler:
         self._events_during_write: set[str] = set()
         """Slices with watch events during a write: either this write or an external change."""
         self._not_before = float("-inf")
-        """No attempt before this time: Retry-After of the server."""
+        """No attempt before this time, unless it is urgent: Retry-After of the server."""
         self._due: float | None = 0.0
         self._woken = asyncio.Event()
         self._write_uncertain = False
@@ -81,7 +81,9 @@ class PoolReconciler:
     def enqueue(self, delay: float = 0.0) -> None:
         """Plan again in `delay` seconds, or earlier where that was due earlier."""
         self.settled = False
-        due = max(time.monotonic() + delay, self._not_before)
+        due = time.monotonic() + delay
+        if not self._context.urgent():
+            due = max(due, self._not_before)
         if self._due is None or due < self._due:
             self._due = due
         self._woken.set()

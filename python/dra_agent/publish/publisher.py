@@ -19,6 +19,7 @@ from dra_agent.publish.reflector import SliceReflector
 from dra_agent.publish.slice_store import ChangedSlice, SliceStore
 from dra_agent.publish.stats import PublisherCounters, PublisherStats
 from dra_agent.slices import Slice
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class Publisher:
             driver=driver,
             inventory=inventory,
             is_leader=is_leader if peers is None else lambda: is_leader() and peers.is_leader(),
+            urgent=urgent,
             published=self._published,
             following=self._following,
             ownership=self._ownership,
@@ -102,14 +104,14 @@ class Publisher:
     def follow(self) -> None:
         """Start to follow the slices of the node without a write; `start` does it otherwise."""
         if self._follow is None:
-            self._follow = asyncio.create_task(self._following.run(), name="publish follow")
+            self._follow = supervisor().loop("publish follow", self._following.run)
 
     async def start(self) -> None:
         """Start; returns at once. Slices are written after the first list."""
-        self._running = True
+        is_again, self._running = self._running, True
         self.follow()
-        if self._access is not None:
-            self._tasks.append(asyncio.create_task(self._access.run(), name="publish access"))
+        if self._access is not None and not is_again:
+            self._tasks.append(supervisor().loop("publish access", self._access.run))
         self.devices_changed()
 
     async def stop(self) -> None:
@@ -203,7 +205,7 @@ class Publisher:
         names = {device.pool(self._node) for device in self._inventory().devices}
         for name in sorted((names | self._published.pools()) - self._pools.keys()):
             pool = self._pools[name] = PoolReconciler(self._context, name)
-            self._tasks.append(asyncio.create_task(pool.run(), name=f"publish {name}"))
+            self._tasks.append(supervisor().loop("publish pool", pool.run, of=name))
 
     def _disturbed(self, touched: set[ChangedSlice]) -> None:
         self._create_missing_pools()

@@ -13,6 +13,7 @@ from dra_agent.errors import AgentError, PermanentError
 from dra_agent.kube_client import RESOURCE_SLICES, ApiClient, NotFoundError, ObjectList, WatchEvent
 from dra_agent.kube_client.reflector import Reflector
 from dra_agent.publish.slice_store import ChangedSlice, SliceStore
+from dra_agent.retry import Backoff
 
 
 class SliceReflector(Reflector):
@@ -33,9 +34,10 @@ class SliceReflector(Reflector):
         """`on_external_change` is called with the slices that changed externally.
 
         `caught_up` is called after the first list, and when a watch is open again after a failure. `urgent` as in
-        Reflector.
+        Backoff.
         """
-        super().__init__(api, RESOURCE_SLICES, {"spec.nodeName": node}, subject="slices", urgent=urgent)
+        backoff = Backoff.for_lists(urgent=urgent)
+        super().__init__(api, RESOURCE_SLICES, {"spec.nodeName": node}, subject="slices", backoff=backoff)
         self._driver = driver
         self._published = published
         self._others = others

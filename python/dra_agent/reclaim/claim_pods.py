@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reconcile_loop import reconcile
 from dra_agent.retry import Backoff
 from dra_agent.status.permission import PermissionMonitor
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +79,17 @@ class PodClient:
 class ClaimPodIndex:
     """Pods of the claims that are in the ledger, read from `start` to `stop`. Lives on the event loop."""
 
-    def __init__(self, ledger: JournalLedger, api: ApiClient, pods: PodClient) -> None:
+    def __init__(
+        self,
+        ledger: JournalLedger,
+        api: ApiClient,
+        pods: PodClient,
+        *,
+        urgent: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`urgent` as in Backoff."""
         self._ledger = ledger
+        self._urgent = urgent
         self._api = api
         self._pods = pods
         self._known: dict[str, list[ClaimPod]] = {}
@@ -91,8 +101,7 @@ class ClaimPodIndex:
 
     def start(self) -> None:
         """Read the pods of every prepared claim."""
-        reading = reconcile(self._changed, self._read_unread, Backoff())
-        self._task = asyncio.create_task(reading, name="reclaim consumers")
+        self._task = supervisor().loop("reclaim consumers", self._run)
         self.refresh()
 
     async def stop(self) -> None:
@@ -119,6 +128,9 @@ class ClaimPodIndex:
         for found in self._known.values():
             yield from found
 
+    async def _run(self) -> None:
+        await reconcile(self._changed, self._read_unread, Backoff())
+
     async def _read_unread(self, _: Backoff) -> float | None:
         """Read the pods of the claims that are unread; return the seconds to the next attempt if that is forbidden."""
         while self._unread:
@@ -137,7 +149,7 @@ class ClaimPodIndex:
 
     async def _read_with_retries(self, uid: str, namespace: str, name: str) -> bool:
         """Return whether the claim and its pods were read. Raises ForbiddenError."""
-        backoff = Backoff(first=0.5, longest=10.0)
+        backoff = Backoff(first=0.5, longest=10.0, urgent=self._urgent)
         for _ in range(MAX_ATTEMPTS):
             try:
                 self._known[uid] = [found async for found in self._read(uid, namespace, name)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -48,7 +49,11 @@ class About(msgspec.Struct, tag_field="op", tag="about", forbid_unknown_fields=T
     """Return the agent's version and configuration, for commands that show its host."""
 
 
-Request = Start | Cancel | Status | About
+class Exposition(msgspec.Struct, tag_field="op", tag="metrics", forbid_unknown_fields=True):
+    """Return the text of /metrics, for a support bundle."""
+
+
+Request = Start | Cancel | Status | About | Exposition
 
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
@@ -77,11 +82,13 @@ class ReclaimControlServer(Server):
         *,
         now: Callable[[], datetime] = STEADY.now,
         about: Callable[[], Any] = dict,
+        metrics: Callable[[], str] = str,
     ) -> None:
-        """`about` describes the agent."""
+        """`about` describes the agent; `metrics` returns the text of /metrics, and is called on a thread."""
         self._reclaim = reclaim
         self._now = now
         self._about = about
+        self._metrics = metrics
         super().__init__(path, self._execute, line_limit=MAX_LINE_BYTES)
 
     async def _execute(self, line: bytes) -> Any:
@@ -95,6 +102,8 @@ class ReclaimControlServer(Server):
                 await self._reclaim.cancel(everything=everything)
             case About():
                 return self._about()
+            case Exposition():
+                return await asyncio.to_thread(self._metrics)
             case Status():
                 pass
         reclaim = self._reclaim

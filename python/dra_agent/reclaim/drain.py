@@ -36,6 +36,7 @@ from dra_agent.status.events import (
     RECLAIM_NOTICE,
     Reason,
 )
+from dra_agent.supervisor import on_thread, supervisor
 from dra_agent.thread_write import write_on_thread
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class DrainReporter:
         log.log(level, "reclaim of the node", extra={"what": milestone, "note": message})
         if milestone == "notice":
             self._pending.append(message)
-            task = asyncio.create_task(self._record_after_taints(), name="reclaim event")
+            task = supervisor().start_task("reclaim event", self._record_after_taints())
             self._waiting.add(task)
             task.add_done_callback(self._waiting.discard)
         else:
@@ -181,7 +182,7 @@ class DrainController:
         if state.phase == "notice":
             saved = None
             if self._file is not None and state.noticed is not None:
-                saved = await asyncio.get_running_loop().run_in_executor(None, self._file.load, state.noticed)
+                saved = await on_thread(self._file.load, state.noticed)
             # The notice may have been withdrawn, or replaced, while the file was read.
             if not self._active and self._state.noticed == state.noticed:
                 self._begin(self._state, saved)
@@ -233,7 +234,7 @@ class DrainController:
         starts = after.phase == "notice" != before.phase
         eviction = self._pods.early_evictions(after) if starts and self._pods is not None else None
         if eviction is not None:
-            self._early_eviction = asyncio.create_task(eviction, name="reclaim early eviction")
+            self._early_eviction = supervisor().start_task("reclaim early eviction", eviction)
             await asyncio.wait([self._early_eviction], timeout=EARLY_EVICTION_TIMEOUT_S)
         self._taints.publish()
 
@@ -246,15 +247,15 @@ class DrainController:
             self._claims.records.update({claim.uid: claim.record() for claim in saved.claims})
         self._claims.compare_ledger()
         self._tasks = [
-            asyncio.create_task(self._roll_out_taints(state), name="reclaim taints"),
-            asyncio.create_task(self._report_release(), name="reclaim release"),
-            asyncio.create_task(self._notify_sources(), name="reclaim notify sources"),
+            supervisor().loop("reclaim taints", partial(self._roll_out_taints, state)),
+            supervisor().loop("reclaim release", self._report_release),
+            supervisor().loop("reclaim notify sources", self._notify_sources),
         ]
         if self._file is not None and state.noticed is not None:
-            save = self._save(self._file, SavedProgress(self._file.boot, state.noticed))
-            self._tasks.append(asyncio.create_task(save, name="reclaim save"))
+            save = partial(self._save, self._file, SavedProgress(self._file.boot, state.noticed))
+            self._tasks.append(supervisor().loop("reclaim save", save))
         if self._pods is not None:
-            self._tasks.append(asyncio.create_task(self._pods.evict(self._claims), name="reclaim evict"))
+            self._tasks.append(supervisor().loop("reclaim evict", partial(self._pods.evict, self._claims)))
 
     async def _roll_out_taints(self, state: ReclaimState) -> None:
         await self._taints.run(state)
@@ -340,7 +341,7 @@ class DrainController:
 
 @contextlib.asynccontextmanager
 async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(work)
+    task = supervisor().start_task("reclaim wait", work, awaited=True)
     try:
         yield task
     finally:

@@ -154,7 +154,12 @@ def _tolerated_until(claim: Mapping[str, Any], context: EvictionContext) -> date
 
 
 def _end(tolerations: list[Mapping[str, Any]], context: EvictionContext) -> datetime | None:
-    key, longest = f"{context.driver}/{TAINT_NAME}", context.noticed
+    """Return until when tolerations match the taint, as kube-controller-manager computes it: the shortest counts.
+
+    Before 1.38 an empty effect does not match there, and the pod is evicted. From 1.38 on it matches, so the agent does
+    not evict the pod either (claimEvictionTime, pkg/controller/devicetainteviction).
+    """
+    key, ends = f"{context.driver}/{TAINT_NAME}", list[datetime]()
     for toleration in tolerations:
         matches_notice = toleration.get("operator", "Equal") == "Exists" or toleration.get("value") == "notice"
         if toleration.get("effect", "") not in ("", "NoExecute") or toleration.get("key", "") not in ("", key):
@@ -164,8 +169,8 @@ def _end(tolerations: list[Mapping[str, Any]], context: EvictionContext) -> date
         seconds = toleration.get("tolerationSeconds")
         if seconds is None:
             return None
-        longest = max(longest, context.noticed + timedelta(seconds=min(max(0, int(seconds)), _MAX_S)))
-    return longest
+        ends.append(context.noticed + timedelta(seconds=min(max(0, int(seconds)), _MAX_S)))
+    return min(ends, default=context.noticed)
 
 
 def _grace(pod: Mapping[str, Any]) -> int:

@@ -24,6 +24,7 @@ from dra_agent.reclaim.taint_rollout import TaintRollout
 from dra_agent.reconcile_loop import reconcile
 from dra_agent.retry import Backoff
 from dra_agent.status.permission import PermissionMonitor
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +45,15 @@ class NodeFieldWriter(Generic[_Value]):
         operation: str,
         grant: str,
         is_leader: Callable[[], bool] = lambda: True,
+        urgent: Callable[[], bool] = lambda: False,
     ) -> None:
         """`apply` writes a value and leaves fields of others; it may raise the errors of dra_agent.kube_client.
 
         `operation` is the name of the field in the log, `grant` what gives the permission. `is_leader`: whether this
-        agent writes, of several in a rolling update.
+        agent writes, of several in a rolling update. `urgent` as in Backoff.
         """
         self._apply = apply
+        self._urgent = urgent
         self._operation = operation
         self._is_leader = is_leader
         self._permission = PermissionMonitor(f"{operation} is not written", grant, level=logging.ERROR)
@@ -66,8 +69,7 @@ class NodeFieldWriter(Generic[_Value]):
         self.desired = value
         self._changed.set()
         if self._task is None:
-            writing = reconcile(self._changed, self._write_if_leader, Backoff(first=0.25, longest=2.0))
-            self._task = asyncio.create_task(writing, name=f"reclaim {self._operation}")
+            self._task = supervisor().loop("reclaim node", self._run, of=self._operation)
 
     def write_again(self) -> None:
         """Have the latest value written again, if there is one: another agent has written meanwhile."""
@@ -79,6 +81,9 @@ class NodeFieldWriter(Generic[_Value]):
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        await reconcile(self._changed, self._write_if_leader, Backoff(first=0.25, longest=2.0, urgent=self._urgent))
 
     async def _write_if_leader(self, backoff: Backoff) -> float | None:
         if not self._is_leader():
@@ -132,12 +137,14 @@ class NodeStatusWriter:
             operation="the cordon of the node",
             grant="cordon of the chart",
             is_leader=is_leader,
+            urgent=self._is_urgent,
         )
         self._condition = NodeFieldWriter(
             self._apply_condition,
             operation="the condition of the node",
             grant="nodeCondition of the chart",
             is_leader=is_leader,
+            urgent=self._is_urgent,
         )
 
     def start(self, state: ReclaimState) -> None:
@@ -159,6 +166,9 @@ class NodeStatusWriter:
                 self._cordon.set_desired(False)
             else:
                 self._start_cleanup()  # an earlier run may have cordoned the node
+
+    def _is_urgent(self) -> bool:
+        return self._state is not None and self._state.phase == "notice"
 
     def write_again(self) -> None:
         """Write the current state again: another agent has led meanwhile."""
@@ -187,7 +197,7 @@ class NodeStatusWriter:
 
     def _start_cleanup(self) -> None:
         if self._cleanup is None or self._cleanup.done():
-            self._cleanup = asyncio.create_task(self._clean_up(), name="reclaim node")
+            self._cleanup = supervisor().loop("reclaim node clean-up", self._clean_up)
 
     async def _clean_up(self) -> None:
         """Write only if fields of this agent are left on the Node: an ordinary start writes nothing."""

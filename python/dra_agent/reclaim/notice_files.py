@@ -20,6 +20,7 @@ from dra_agent.device_setup.notice.directory import NoticeDirectory
 from dra_agent.device_setup.notice.document import ReclaimNotice, notice
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.reclaim.state import ReclaimState
+from dra_agent.supervisor import supervisor
 
 HEAD_START_S = 0.02
 """Maximum seconds for which the other steps of a change wait for the files: 64 of them need 5 ms."""
@@ -30,6 +31,8 @@ MAX_RETRY_S = 30.0
 """Seconds until a failed write is retried: doubled after each failure."""
 MAX_WRITERS = 8
 """Threads, each of which a write that hangs may hold."""
+KEPT_WRITERS = 2
+"""Those that exist before a notice, for which the system may have no room for another."""
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +62,7 @@ class NoticeFiles:
     def __init__(self, directory: NoticeDirectory) -> None:
         """`directory` has the current content from the state of the reclaim."""
         self._directory = directory
-        self._executor = DaemonExecutor(MAX_WRITERS, "notice")
+        self._executor = DaemonExecutor(MAX_WRITERS, "notice", kept=KEPT_WRITERS)
         self._generation = 0
         """Number of changes."""
         self._changed = asyncio.Event()
@@ -100,7 +103,7 @@ class NoticeFiles:
         self._generation += 1
         previous, self._changed = self._changed, asyncio.Event()
         previous.set()
-        task = asyncio.create_task(self._write_all(), name="reclaim notice files")
+        task = supervisor().start_task("reclaim notice files", self._write_all())
         self._passes.add(task)
         task.add_done_callback(self._passes.discard)
         return task
@@ -111,14 +114,16 @@ class NoticeFiles:
         while generation == self._generation:
             try:
                 uids = await self._call("", self._directory.uids)
-            except AgentError as error:
+            except Exception as error:  # such as a shortage of descriptors: it must not end the pass
+                if not isinstance(error, AgentError | OSError):
+                    log.exception("the notice files are not found because of a defect")
                 self._report("the notice files cannot be found", "", error)
                 await self._wait_retry(retry_s)
                 retry_s = min(2 * retry_s, MAX_RETRY_S)
             else:
                 for uid in uids:
                     if uid not in self._writers:
-                        self._writers[uid] = asyncio.create_task(self._write(uid), name=f"reclaim notice {uid}")
+                        self._writers[uid] = supervisor().start_task(f"reclaim notice {uid}", self._write(uid))
                 if self._writers:
                     await asyncio.wait([*self._writers.values()])
                 return

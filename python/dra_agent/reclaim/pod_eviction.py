@@ -110,7 +110,7 @@ class PodEviction:
         self._counts: Counter[tuple[str, str]] = Counter()
         pods = PodClient(api)
         self._actions = PodActions(pods, self._counts)
-        self._pods = ClaimPodIndex(ledger, api, pods)
+        self._pods = ClaimPodIndex(ledger, api, pods, urgent=lambda: reclaim.state.phase == "notice")
         self._early = EarlyEvictor(self._pods, self._actions, mode=mode, node=node, driver=driver, is_leader=is_leader)
 
     def start(self) -> None:
@@ -147,10 +147,7 @@ class PodEviction:
             driver=self._driver,
             is_leader=self._is_leader,
         )
-        try:
-            await evictor.run()
-        except Exception:  # a defect must be logged, and the drain must continue
-            log.exception("eviction of pods that the taint does not evict failed")
+        await evictor.run()
 
     async def _changed(self, before: ReclaimState, after: ReclaimState) -> None:
         if after.phase == "hint" != before.phase:

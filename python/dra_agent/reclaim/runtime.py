@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dra_agent.reclaim.notice_files import NoticeFiles, notice_of
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.signal import SignalSource
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +38,13 @@ class ReclaimRuntime:
         keeps_notice: bool,
         is_newest: Callable[[], bool],
         about: Callable[[], Any],
+        metrics: Callable[[], str] = str,
     ) -> None:
         """`sources` are those of `settings`.
 
         `notice_dir` has the notice files of claims; with `keeps_notice` they outlive the release of a claim during a
         notice. `is_newest`: whether this agent saves the state, of several in a rolling update. `about` describes the
-        agent.
+        agent; `metrics` returns the text of /metrics.
         """
         self._settings = settings
         self.service = ReclaimService(state_dir, boot, sources, is_newest=is_newest)
@@ -55,7 +58,7 @@ class ReclaimRuntime:
         self._notice_files = NoticeFiles(self.notices)
         # Before all other listeners: a container gets the notice no later than its pod is evicted.
         self.service.attach_notice_files(self._notice_files)
-        self._trigger = ReclaimControlServer(state_dir / SOCKET, self.service, about=about)
+        self._trigger = ReclaimControlServer(state_dir / SOCKET, self.service, about=about, metrics=metrics)
         self._following: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -69,7 +72,7 @@ class ReclaimRuntime:
         self._notice_files.start()
         # Two tasks: a state that a disk does not read yet must not delay the files.
         self._following = [
-            asyncio.create_task(_repeat(follow), name="reclaim of other agents")
+            supervisor().loop("reclaim of other agents", partial(_repeat, follow))
             for follow in (self.service.follow_other_agents, self._resume_notice_files)
         ]
 

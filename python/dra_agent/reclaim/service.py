@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,6 +35,7 @@ from dra_agent.reclaim.state_file import OtherState, StateFile
 from dra_agent.reclaim.state_saver import StateSaver
 from dra_agent.reclaim.status import Progress
 from dra_agent.retry import Backoff
+from dra_agent.supervisor import supervisor
 
 if TYPE_CHECKING:
     from dra_agent.reclaim.notice_files import NoticeFiles
@@ -155,7 +157,7 @@ class ReclaimService:
                 "continue a reclaim from before the restart of the agent",
                 extra={"phase": self.state.phase, "source": cause.source if cause else ""},
             )
-        self._merging = asyncio.create_task(self._run(), name="reclaim")
+        self._merging = supervisor().loop("reclaim", self._run)
         self._listen()
 
     async def replace_sources(self, sources: Sequence[SignalSource]) -> None:
@@ -251,8 +253,8 @@ class ReclaimService:
 
     def _listen(self) -> None:
         for source in self._sources:
-            following = self._follow(source, self._tracker)
-            self._listening.append(asyncio.create_task(following, name=f"reclaim {source.names[0]}"))
+            following = partial(self._follow, source, self._tracker)
+            self._listening.append(supervisor().loop("reclaim source", following, of=source.names[0]))
 
     async def _follow(self, source: SignalSource, tracker: SignalTracker) -> None:
         while True:
@@ -276,23 +278,24 @@ class ReclaimService:
             timeout_s = (
                 None if expiry is None else min(MAX_EXPIRY_CHECK_S, max(0.1, (expiry - self._now()).total_seconds()))
             )
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._woken.wait()
+            if not self._pending_signals:  # else this is the start after a failure
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(timeout_s):
+                        await self._woken.wait()
             self._woken.clear()
-            signals, self._pending_signals = self._pending_signals, []
+            await self._change(self._apply_pending)
 
-            def step(state: ReclaimState, now: datetime, signals: list[Signal] = signals) -> ReclaimState:
-                for signal in signals:
-                    if signal.kind != "clear" and is_past(state, signal):
-                        log.info(
-                            "an event from before the host's boot is ignored",
-                            extra={"source": signal.source, "event": signal.event, "what": signal.description},
-                        )
-                    state = apply(state, signal, now)
-                return expire(state, now)
-
-            await self._change(step)
+    def _apply_pending(self, state: ReclaimState, now: datetime) -> ReclaimState:
+        signals, self._pending_signals = self._pending_signals, []
+        for signal in signals:
+            extra = {"source": signal.source, "event": signal.event, "what": signal.description}
+            if signal.kind != "clear" and is_past(state, signal):
+                log.info("an event from before the host's boot is ignored", extra=extra)
+            try:
+                state = apply(state, signal, now)
+            except Exception:  # the others must still be acted on
+                log.exception("a signal is not acted on because of a defect", extra=extra)
+        return expire(state, now)
 
     async def _request(self, signal: Signal, step: Step) -> None:
         """Act on a request after all that other agents have saved, and wait until it is on disk."""
@@ -321,7 +324,7 @@ class ReclaimService:
         if not self._saver.is_changed:
             return
         if self._following is None or self._following.done():
-            self._following = asyncio.create_task(self.follow_other_agents(), name="reclaim follow")
+            self._following = supervisor().start_task("reclaim follow", self.follow_other_agents(), awaited=True)
         ended, _ = await asyncio.wait([self._following], timeout=SAVE_TIMEOUT_S)
         for task in ended:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -337,9 +340,12 @@ class ReclaimService:
             self.state = after
             self.notices += before.noticed is None and after.noticed is not None
             self.cancelled += before.noticed is not None and after.noticed is None
-            self._saver.begin(after, is_request=is_request)
-            await self._saver.wait(SAVE_HEAD_START_S)
-            log_change(before, after, self._now())
+            try:
+                self._saver.begin(after, is_request=is_request)
+                await self._saver.wait(SAVE_HEAD_START_S)
+                log_change(before, after, self._now())
+            except Exception:  # the change must still be acted on
+                log.exception("a change of the reclaim is not saved")
             for listener in self._listeners:
                 try:
                     await listener(before, after)

@@ -10,16 +10,18 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from dra_agent.clock import STEADY
+from dra_agent.command import inherited_environment
+from dra_agent.path_search import executable
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
 from dra_agent.reclaim.state import ReclaimState
 from dra_agent.reclaim.status import ClaimReleaseStatus, Progress
 from dra_agent.standalone.claim import ClaimView
 from dra_agent.standalone.service import StandaloneService
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,8 @@ async def _run(
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, **claim},
+                executable=executable(command[0]),
+                env=inherited_environment(claim),
                 start_new_session=True,
             )
             code = await process.wait()
@@ -151,17 +154,11 @@ class StandaloneDrain:
         else:
             self._records.clear()
             # Not waited for, as nothing here: a vendor library that hangs must not delay the next change.
-            self._task = asyncio.create_task(self._log_errors(self._service.resume()), name="reclaim resume")
+            self._task = supervisor().loop("reclaim resume", self._service.resume)
 
     def _begin(self) -> None:
         self._complete = False
-        self._task = asyncio.create_task(self._log_errors(self._release_claims()), name="reclaim release")
-
-    async def _log_errors(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except Exception:  # an error must be logged, and the agent must continue
-            log.exception("claims were not moved")
+        self._task = supervisor().loop("reclaim release", self._release_claims)
 
     async def _release_claims(self) -> None:
         await self._service.suspend(_why(self._reclaim.state), release=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import AgentError
 from dra_agent.reclaim.state import ReclaimState
 from dra_agent.reclaim.state_file import OtherState, StateChangedError, StateFile
@@ -34,7 +34,7 @@ class StateSaver:
         self._state = state
         self._is_newest = is_newest
         self._backoff = backoff or Backoff(first=FIRST_RETRY_S, longest=MAX_RETRY_S)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="reclaim")
+        self._thread = DaemonExecutor(1, "reclaim", kept=1)
         self._save: asyncio.Future[None] | None = None
         """The latest; None before the first, and if another agent saves."""
         self._retry: asyncio.TimerHandle | None = None

@@ -72,7 +72,7 @@ class ClaimWorkers:
     def __init__(self, ended: Callable[[], None]) -> None:
         """`ended` is called on the loop after each job."""
         self._ended = ended
-        self._threads = DaemonExecutor(MAX_CONCURRENT_CLAIMS, "claim")
+        self._threads = DaemonExecutor(MAX_CONCURRENT_CLAIMS, "claim", kept=1)
         self._jobs: dict[str, Future[None]] = {}
         self._began: dict[str, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None

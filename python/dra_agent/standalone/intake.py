@@ -7,12 +7,12 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from dra_agent.api_object import Object, identity_of
+from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.standalone.claim import FAILED, ApplyResult
 from dra_agent.standalone.groups import digest_of
@@ -152,7 +152,7 @@ class Validator:
         """`validate` returns the problems of an object."""
         self._validate = validate
         self._clock = clock
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="validation")
+        self._thread = DaemonExecutor(1, "validation")
 
     async def problems(self, values: Sequence[Object], *, timeout_s: float) -> list[str]:
         """Return the problems of the objects.

@@ -11,12 +11,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from dra_agent.api_object import Object
+from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import AgentError
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.standalone.allocator import ClusterAllocator
@@ -27,6 +27,7 @@ from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.requests import ClaimRequests, NodeDevices
 from dra_agent.standalone.steps import Steps
 from dra_agent.standalone.store import Store
+from dra_agent.supervisor import on_thread, supervisor
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +83,9 @@ class StandaloneService:
             driver=driver,
             validate=validate,
         )
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="claims")
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="claims-read")
-        self._stepper = ThreadPoolExecutor(1, thread_name_prefix="allocate")
+        self._worker = DaemonExecutor(1, "claims", kept=1)
+        self._reader = DaemonExecutor(1, "claims-read", kept=1)
+        self._stepper = DaemonExecutor(1, "allocate", kept=1)
         self._hung_calls: list[str] = []
         self._loop_task: asyncio.Task[None] | None = None
 
@@ -102,7 +103,7 @@ class StandaloneService:
         await self._step()
         await self._workers.done(timeout_s=START_TIMEOUT_S)
         await self._requests.start()
-        self._loop_task = asyncio.create_task(self._run(), name="claims")
+        self._loop_task = supervisor().loop("claims", self._run)
 
     async def stop(self) -> None:
         """Stop; prepared claims stay prepared."""
@@ -117,7 +118,7 @@ class StandaloneService:
             "reading claims": _shut_down(self._reader),
             "preparing or releasing claims": self._workers.stop(),
         }
-        tasks = {asyncio.create_task(end, name=operation) for operation, end in ends.items()}
+        tasks = {supervisor().start_task(operation, end) for operation, end in ends.items()}
         _, under_way = await asyncio.wait(tasks, timeout=STOP_AFTER_S)
         self._hung_calls = sorted(task.get_name() for task in under_way)
         for task in under_way:
@@ -200,5 +201,5 @@ class StandaloneService:
         return await asyncio.get_running_loop().run_in_executor(self._reader, call)
 
 
-async def _shut_down(pool: ThreadPoolExecutor) -> None:
-    await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
+async def _shut_down(pool: DaemonExecutor) -> None:
+    await on_thread(pool.finish)

@@ -28,6 +28,7 @@ from dra_agent.status.device_status import (
     own_entries,
 )
 from dra_agent.status.permission import RETRY_AFTER_S, PermissionMonitor, lacks_permission
+from dra_agent.supervisor import on_thread, supervisor
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class ClaimStatusWriter:
             if (selected := self._selected(claim)) is not None:
                 self._reported.add(claim.uid)
                 self._add(selected)
-        self._task = asyncio.create_task(self._run(), name="claim status")
+        self._task = supervisor().loop("claim status", self._run)
 
     async def stop(self) -> None:
         """Stop; pending writes are made after the next start."""
@@ -170,7 +171,7 @@ class ClaimStatusWriter:
 
     async def _run(self) -> None:
         while True:
-            if not self._due:
+            while not self._due:  # a claim that was added may have been released before this task runs
                 self._woken.clear()
                 self._overflowed = False
                 await self._woken.wait()
@@ -261,7 +262,7 @@ class ClaimStatusWriter:
             network = network_data(device) if device is not None else {}
             ips: Sequence[str] = ()
             if len(network) == 2:  # interface and hardware address
-                ips = await asyncio.to_thread(self._addresses, network["interfaceName"], network["hardwareAddress"])
+                ips = await on_thread(self._addresses, network["interfaceName"], network["hardwareAddress"])
             entries.append(entry(self._driver, key, device, device_condition(device), ips, now))
         return entries
 

@@ -20,6 +20,7 @@ from dra_agent.kube_client.request_rate import RequestRate
 from dra_agent.printable import printable
 from dra_agent.retry import Backoff
 from dra_agent.status.permission import RETRY_AFTER_S, PermissionMonitor
+from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +154,7 @@ class EventRecorder:
     def start(self) -> None:
         """Start to write."""
         self._refilled = self._loop.time()
-        self._task = asyncio.create_task(self._run(), name="events")
+        self._task = supervisor().loop("events", self._run)
 
     async def stop(self) -> None:
         """Stop; Events that were not written are lost."""
@@ -199,7 +200,7 @@ class EventRecorder:
 
     async def _run(self) -> None:
         while True:
-            if not self._due:
+            while not self._due:
                 self._woken.clear()
                 await self._woken.wait()
             key, due = min(self._due.items(), key=lambda item: item[1])

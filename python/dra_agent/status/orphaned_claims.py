@@ -1,9 +1,11 @@
-"""Prepared claims that no longer exist: the ledger is compared with the API server, and they are released.
+"""Prepared claims that no longer have their devices: the ledger is compared with the API server, and they are released.
 
 The kubelet unprepares the claims of its checkpoint. After `kubeadm reset`, or with a lost `dra_manager_state`, it has
-none, and the ledger would hold the devices until the node is reinstalled. A claim counts as deleted if the API server
-returns 404 for its name, or has another claim of that name, in two checks that are `confirm_after_s` apart. Any other
-response means nothing.
+none, and the ledger would hold the devices until the node is reinstalled. A claim is orphaned if the API server returns
+404 for its name, has another claim of that name, or has it without its allocation or with other devices (of another
+node, for example), in two checks that are `confirm_after_s` apart. Any other response means nothing.
+
+The release is of the entry that was checked: the claim is read once more while its lock keeps it from being prepared.
 """
 
 from __future__ import annotations
@@ -12,22 +14,23 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dra_agent.api_object import results_of
-from dra_agent.claim import ClaimDevice
+from dra_agent.api_object import consumers_of, results_of
 from dra_agent.clock import boottime
 from dra_agent.deadline import CALL_TIMEOUT_S, Deadline
-from dra_agent.device_setup.open_files import SEARCH_TIMEOUT_S, device_nodes, require_unused
-from dra_agent.errors import AgentError, PermanentError
+from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.health.published_health import unusable_reason
 from dra_agent.host import Host
-from dra_agent.inventory.model import Device, device_key
+from dra_agent.inventory.model import device_key
 from dra_agent.kube_client import RESOURCE_CLAIMS, ApiClient, NotFoundError
-from dra_agent.prepare import ClaimPreparer
-from dra_agent.prepare.ledger import DeviceHeldError, JournalLedger, LedgerEntry
+from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
+from dra_agent.prepare.preparer import MayRelease
 from dra_agent.status.device_status import NodeDevices
 from dra_agent.status.events import CLAIM_GONE, EventRecorder, ObjectReference
+from dra_agent.status.orphan_checks import NO_LONGER_EXISTS, orphan_reason, require_unused_claim
+from dra_agent.supervisor import on_thread, supervisor
 
 if TYPE_CHECKING:
     from dra_agent.telemetry.claim_pods import ClaimPods
@@ -41,8 +44,18 @@ START_SPREAD_S = 60.0
 PERIOD_S = 1200.0
 """Between two checks while nothing is suspected, each of one claim; half to one and a half times this."""
 RETRY_S = 60.0
-"""Seconds between two attempts to release a deleted claim."""
+"""Seconds between two attempts to release an orphaned claim; at most the time between two checks."""
 GET_TIMEOUT_S = 10.0
+
+Release = Callable[[str, Deadline, MayRelease], object]
+"""Releases the claim of a UID if `MayRelease` is true of its entry; called on a thread."""
+
+
+class Suspicion(NamedTuple):
+    """The first check that found a claim orphaned."""
+
+    since: float
+    entry: LedgerEntry
 
 
 class OrphanedClaims:
@@ -65,7 +78,7 @@ class OrphanedClaims:
     ) -> None:
         """`confirm_after_s`: 0 never releases on its own. `is_leader`: whether this agent is the one that does so.
 
-        `claim_pods` gets each claim that was read.
+        `claim_pods` gets each claim that was read, with the devices that it holds.
         """
         self._api = api
         self._ledger = ledger
@@ -74,13 +87,16 @@ class OrphanedClaims:
         self._events = events
         self._driver = driver
         self._confirm_after_s = confirm_after_s
+        self._retry_s = min(RETRY_S, confirm_after_s)
         self._claim_pods = claim_pods
         self._is_leader = is_leader
         self._now = now
         self._spread = spread
-        self._unprepare: Callable[[str, Deadline], object] | None = None
-        self.deleted_since: dict[str, float] = {}
-        """Time of the first check that found a claim deleted, by UID."""
+        self._release: Release | None = None
+        self.suspicions: dict[str, Suspicion] = {}
+        """By UID of the claim."""
+        self._pods: dict[str, frozenset[str]] = {}
+        """UIDs of the pods for which a claim was reserved when it had its devices, by UID of the claim."""
         self._due: dict[str, float] = {}
         self._next_entry = 0
         self._reported: dict[str, str] = {}
@@ -88,12 +104,12 @@ class OrphanedClaims:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, unprepare: Callable[[str, Deadline], object]) -> None:
-        """Start to check, on the running loop; `unprepare` releases a claim, and is called on a thread."""
-        self._unprepare = unprepare
+    def start(self, release: Release) -> None:
+        """Start to check, on the running loop."""
+        self._release = release
         self._loop = asyncio.get_running_loop()
         if self._confirm_after_s > 0:
-            self._task = asyncio.create_task(self._run(), name="orphaned claims")
+            self._task = supervisor().loop("orphaned claims", self._run)
 
     async def stop(self) -> None:
         """Stop checking."""
@@ -127,37 +143,46 @@ class OrphanedClaims:
 
         def add() -> None:
             for uid in uids:
-                if uid not in self.deleted_since:
+                if uid not in self.suspicions:
                     self._due[uid] = self._now()
             self._wake.set()
 
         if self._loop is not None:
             self._loop.call_soon_threadsafe(add)
 
+    def prepared(self, claim: dict[str, Any]) -> None:
+        """Record a claim that was prepared as the API server returned it; callable from any thread."""
+        uid = str(claim["metadata"]["uid"])
+        self.suspicions.pop(uid, None)
+        self._pods[uid] = frozenset(str(consumer.get("uid")) for consumer in consumers_of(claim))
+
     async def release(self, name: str, *, force: bool) -> dict[str, Any]:
         """Unprepare a claim on request of an operator, by its UID or NAMESPACE/NAME; return the result.
 
-        PermanentError where the ledger has no such claim, or has several, or the claim still exists and `force` is not
-        given; RetryableError where a process has a device open, or that cannot be known, and `force` is not given.
+        PermanentError where the ledger has no such claim, or has several, or the claim still has its devices and
+        `force` is not given; RetryableError where the API server does not respond, a process has a device open, or that
+        cannot be known, and `force` is not given.
         """
         entry = self._named(name)
-        deleted = await self._is_deleted(entry)
+        reason = await self._orphan_reason(entry)
         if not force:
-            if deleted is False:
+            if reason == "":
                 raise PermanentError(
-                    "still exists in the API server",
+                    "still exists in the API server, and has its devices",
                     where=entry.with_uid,
                     hint="delete its pod: the kubelet then releases it; --force releases it while the pod may run",
                 )
-            await asyncio.to_thread(self._check_unused, entry)
-        await self._do_release(entry)
+            if reason is None:
+                raise _unknown(entry, "--force releases it while the pod may run")
+            await on_thread(self._check_unused, entry)
+        await self._do_release(entry, verify=not force)
         log.warning("claim released by an operator", extra={"claim": entry.uid, "forced": force})
         return {
             "uid": entry.uid,
             "namespace": entry.namespace,
             "name": entry.name,
             "devices": [device.device for device in entry.devices if device.request],
-            "exists": None if deleted is None else not deleted,
+            "exists": None if reason is None else reason != NO_LONGER_EXISTS,
             "forced": force,
         }
 
@@ -195,7 +220,7 @@ class OrphanedClaims:
                 await self.check_due()
             except Exception:  # a defect here must not end the comparison
                 log.exception("prepared claims are not compared with the API server this time")
-                self._due = {uid: self._now() + RETRY_S for uid in self._due}
+                self._due = {uid: self._now() + self._retry_s for uid in self._due}
 
     def _choose_one(self) -> None:
         entries = self._ledger.entries()
@@ -204,110 +229,108 @@ class OrphanedClaims:
             self._due.setdefault(entries[self._next_entry % len(entries)].uid, self._now())
 
     async def check_due(self) -> None:
-        """Check the claims whose time has come, and release those that were deleted."""
+        """Check the claims whose time has come, and release those that are orphaned."""
+        with_pods = list(self._pods)  # before the entries: claims are prepared meanwhile
         entries = {entry.uid: entry for entry in self._ledger.entries()}
+        for uid in with_pods:
+            if uid not in entries:
+                self._pods.pop(uid, None)
         for uid in [uid for uid, due in self._due.items() if due <= self._now()]:
             self._due.pop(uid, None)
             entry = entries.get(uid)
             if entry is None or not self._is_leader():
-                self.deleted_since.pop(uid, None)
+                self.suspicions.pop(uid, None)
                 continue
             await self._check(entry)
 
     async def _check(self, entry: LedgerEntry) -> None:
-        deleted = await self._is_deleted(entry)
-        if deleted is False:
-            self.deleted_since.pop(entry.uid, None)
+        reason = await self._orphan_reason(entry)
+        if reason == "":
+            self.suspicions.pop(entry.uid, None)
             return
-        since = self.deleted_since.get(entry.uid)
-        if deleted is None:
-            # Unknown. A claim that was missing is checked again; others are not affected.
-            if since is not None:
-                self._due[entry.uid] = self._now() + RETRY_S
+        suspicion = self.suspicions.get(entry.uid)
+        if reason is None:
+            # A claim that was orphaned is checked again; others are not affected.
+            if suspicion is not None:
+                self._due[entry.uid] = self._now() + self._retry_s
             return
-        if since is None:
-            self.deleted_since[entry.uid] = self._now()
+        if suspicion is None or suspicion.entry != entry:
+            self.suspicions[entry.uid] = Suspicion(self._now(), entry)
             self._due[entry.uid] = self._now() + self._confirm_after_s
             log.warning(
-                "prepared claim does not exist in the API server; it is checked again",
-                extra={"claim": entry.uid, "claim_name": f"{entry.namespace}/{entry.name}"},
+                "prepared claim no longer has its devices in the API server; it is checked again",
+                extra={"claim": entry.uid, "claim_name": entry.full_name, "reason": reason},
             )
             return
-        if (remaining_s := since + self._confirm_after_s - self._now()) > 0:
+        if (remaining_s := suspicion.since + self._confirm_after_s - self._now()) > 0:
             self._due[entry.uid] = self._now() + remaining_s
             return
         try:
-            await asyncio.to_thread(self._check_unused, entry)
-            await self._do_release(entry)
+            await on_thread(self._check_unused, entry)
+            await self._do_release(entry, verify=True)
         except AgentError as error:
-            self._due[entry.uid] = self._now() + RETRY_S
+            self._due[entry.uid] = self._now() + self._retry_s
             if self._reported.get(entry.uid) != str(error):
                 self._reported[entry.uid] = str(error)
                 log.warning(
-                    "claim that does not exist cannot be released; `dra-agent claim release` does it by hand",
+                    "orphaned claim cannot be released; `dra-agent claim release` does it by hand",
                     extra={"claim": entry.uid, "reason": str(error)},
                 )
             return
         self._reported.pop(entry.uid, None)
         devices = ", ".join(device.device for device in entry.devices if device.request)
-        message = f"claim {entry.namespace}/{entry.name} (uid {entry.uid}) no longer exists: released {devices}"
-        log.warning("claim that does not exist was released", extra={"claim": entry.uid, "devices": devices})
+        log.warning("orphaned claim was released", extra={"claim": entry.uid, "reason": reason, "devices": devices})
+        message = f"{entry.with_uid} {reason}: released {devices}"
         self._events.record(CLAIM_GONE, ObjectReference.node(self._events.node), message)
 
-    async def _do_release(self, entry: LedgerEntry) -> None:
-        assert self._unprepare is not None
-        await asyncio.to_thread(self._unprepare, entry.uid, Deadline.of(CALL_TIMEOUT_S))
-        self.deleted_since.pop(entry.uid, None)
+    async def _do_release(self, entry: LedgerEntry, *, verify: bool) -> None:
+        """Release a claim if its entry is this one; with `verify`, also only if it is still orphaned."""
+        release, loop = self._release, asyncio.get_running_loop()
+        assert release is not None
 
-    async def _is_deleted(self, entry: LedgerEntry) -> bool | None:
-        """Whether the API server has no such claim; None if unknown."""
+        def may_release(current: LedgerEntry) -> bool:
+            # On the thread that has the lock of the claim: no prepare of it can complete meanwhile, and one that has
+            # completed has read the claim before.
+            if current != entry:
+                raise RetryableError("has changed since it was checked", where=entry.with_uid)
+            if verify:
+                reading = asyncio.run_coroutine_threadsafe(self._orphan_reason(entry), loop)
+                try:
+                    reason = reading.result(2 * GET_TIMEOUT_S)
+                except (CancelledError, TimeoutError):  # the agent stops, or its loop does not run
+                    reading.cancel()
+                    reason = None
+                if reason is None:
+                    raise _unknown(entry)
+                if reason == "":
+                    raise RetryableError("has its devices again", where=entry.with_uid)
+            return True
+
+        await on_thread(release, entry.uid, Deadline.of(CALL_TIMEOUT_S), may_release)
+        self.suspicions.pop(entry.uid, None)
+
+    async def _orphan_reason(self, entry: LedgerEntry) -> str | None:
+        """Return why a claim no longer has its devices, by the API server now; "" if it has them, None if unknown."""
         try:
             claim = await self._api.get(RESOURCE_CLAIMS, entry.name, entry.namespace, timeout=GET_TIMEOUT_S)
         except NotFoundError as error:
-            return True if error.is_of(entry.name) else None
+            return NO_LONGER_EXISTS if error.is_of(entry.name) else None
         except AgentError:
             return None
-        if self._claim_pods is not None:
-            self._claim_pods.seen(claim)
-        uid = claim.get("metadata", {}).get("uid")
-        return uid != entry.uid if isinstance(uid, str) and uid else None
+        reason = orphan_reason(entry, claim, self._driver, self._pods.get(entry.uid, ()))
+        if reason == "":
+            self._pods[entry.uid] = frozenset(str(consumer.get("uid")) for consumer in consumers_of(claim))
+            if self._claim_pods is not None:
+                self._claim_pods.seen(claim)
+        return reason
 
     def _check_unused(self, entry: LedgerEntry) -> None:
-        """Raise RetryableError where a process has a device of the claim open, or that cannot be known."""
-        deadline = Deadline.of(SEARCH_TIMEOUT_S)  # of all its devices: the operator's command waits for them
-        functions: dict[tuple[str, str | None], Device] = {}  # partitions have the nodes of their device
-        for held in entry.devices:
-            device = self._devices.lookup(held.pool, held.device)
-            if device is not None and not held.admin_access:
-                functions[device.pci_address, device.identity.get("minor")] = device
-        for device in functions.values():
-            why = f"a device of it ({device.pci_address}) may be in use"
-            require_unused(self._host, device_nodes(self._host, device), entry.with_uid, deadline, why)
+        require_unused_claim(self._host, self._devices, entry, self._pods.get(entry.uid, ()))
 
 
-class HolderCheckingPreparer:
-    """A preparer that has holders checked."""
-
-    def __init__(self, preparer: ClaimPreparer, orphaned: OrphanedClaims) -> None:
-        self._preparer = preparer
-        self._orphaned = orphaned
-
-    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[ClaimDevice]:
-        """Prepare a claim; DeviceHeldError has a hint how to release the holder."""
-        try:
-            return self._preparer.prepare(claim, deadline)
-        except DeviceHeldError as error:
-            holders = self._orphaned.holders(claim)
-            if not holders:
-                raise
-            self._orphaned.suspect([entry.uid for entry in holders])
-            raise DeviceHeldError(
-                error.message,
-                where=error.where,
-                hint="if that claim no longer exists, the agent releases it automatically within minutes, or at once: "
-                f"`dra-agent claim release {holders[0].uid}` on this node",
-            ) from error
-
-    def unprepare(self, uid: str, deadline: Deadline) -> object:
-        """Release a claim."""
-        return self._preparer.unprepare(uid, deadline)
+def _unknown(entry: LedgerEntry, hint: str = "") -> RetryableError:
+    return RetryableError(
+        "cannot be compared with the API server, which does not respond, or not with a claim that can be compared",
+        where=entry.with_uid,
+        hint=hint,
+    )

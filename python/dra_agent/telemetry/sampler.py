@@ -23,6 +23,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.model import Device, Inventory
 from dra_agent.prepare.ledger import LedgerEntry
 from dra_agent.prepare.record import created_uuids
+from dra_agent.supervisor import supervisor
 from dra_agent.telemetry.accounting import Accounting, ClaimUsage, TelemetryFailure
 from dra_agent.telemetry.claims import (
     AverageOwners,
@@ -120,17 +121,17 @@ class Sampler:
         self._logged: set[TelemetryFailure] = set()
         self._snapshot = TelemetrySnapshot()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._thread = supervisor().thread_loop("telemetry", self._run, self._stopping)
 
     def stop(self) -> None:
         """End it; a read that hangs is not waited for."""
         self._stopping.set()
         self._threads.shutdown()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(self._device_timeout_s)
         self._sources.close()
 

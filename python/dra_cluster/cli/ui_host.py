@@ -44,7 +44,7 @@ class HostReader:
         topology = scan(host, distances=False)
         inventory = published(shown, host, topology)
         claims = by_device(shown)
-        holders, names = picture_facts(shown, inventory.devices)
+        holders, names = picture_facts(shown, inventory.devices, claims)
         values, telemetry = _telemetry(shown)
         return HostView(
             name=shown.config.host_label,
@@ -64,7 +64,7 @@ class HostReader:
                 marks=device_marks(inventory, values),
             ),
             problems=(
-                *((f"The claims that hold devices are not known: {claims.unknown}",) if claims.unknown else ()),
+                *(f"{note[:1].upper()}{note[1:]}" for note in claims.notes),
                 *(f"{one.name}: not published ({one.code}): {one.reason}" for one in inventory.excluded_by_reason()),
                 *map(str, inventory.problems),
                 *map(str, topology.problems),
@@ -94,15 +94,11 @@ def _agent(shown: ShownHost) -> str | None:
 
 
 def _note(shown: ShownHost) -> str:
-    from dra_agent.reclaim.control import Status, send_request
+    from dra_agent.agent.about import RunningAgent
 
-    if shown.agent is not None:
-        return "" if shown.is_agents else "It manages another host, so its claims are not shown."
-    try:
-        send_request(shown.config.state_dir, Status())
-    except AgentError as error:
-        return f"{error}."
-    return ""
+    if not isinstance(shown.answer, RunningAgent):
+        return f"{shown.answer.reason}."
+    return "" if shown.is_agents else "It manages another host, so its claims are not shown."
 
 
 def _device(device: Device, holders: DeviceHolders, values: DeviceValues | None) -> DeviceView:

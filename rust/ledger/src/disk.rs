@@ -8,7 +8,8 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use rustix::io::Errno;
 
 /// An upper bound of the length of a note.
 const MAX_NOTE_BYTES: usize = 512;
@@ -20,7 +21,9 @@ pub trait Disk: Debug + Send + Sync {
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
     /// Reads at most the first `length` bytes of a regular file; empty for any other file type.
     fn read_start(&self, path: &Path, length: usize) -> io::Result<Vec<u8>>;
-    /// Creates `path`, or truncates it.
+    /// The length of the file `path`.
+    fn size(&self, path: &Path) -> io::Result<u64>;
+    /// Creates `path`, or truncates it, which frees its space at once.
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Creates the hard link `to` to `from`.
@@ -54,6 +57,8 @@ pub trait QueueLock: Debug + Send + Sync {
 
 pub trait DiskFile: Debug + Send {
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    /// Extends the file to `length` bytes of allocated space.
+    fn allocate(&mut self, length: u64) -> io::Result<()>;
     /// fdatasync(2). After an error, the page cache may contain data that is not on disk: the file must not be used
     /// again.
     fn sync(&mut self) -> io::Result<()>;
@@ -96,6 +101,10 @@ impl Disk for FileSystem {
                 .read_to_end(&mut start)?;
         }
         Ok(start)
+    }
+
+    fn size(&self, path: &Path) -> io::Result<u64> {
+        Ok(path.symlink_metadata()?.len())
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
@@ -244,7 +253,7 @@ impl QueueLock for FileQueueLock {
 fn try_lock(file: &File) -> io::Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
-        Err(error) if error == rustix::io::Errno::WOULDBLOCK => Ok(false),
+        Err(error) if error == Errno::WOULDBLOCK => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
@@ -255,6 +264,14 @@ struct OpenFile(File);
 impl DiskFile for OpenFile {
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.0.write_all_at(bytes, offset)
+    }
+
+    fn allocate(&mut self, length: u64) -> io::Result<()> {
+        match fallocate(&self.0, FallocateFlags::empty(), 0, length) {
+            // Written zeros are allocated too, except on a file system that compresses them.
+            Err(Errno::OPNOTSUPP) => self.0.write_all_at(&vec![0; length as usize], 0),
+            allocated => Ok(allocated?),
+        }
     }
 
     fn sync(&mut self) -> io::Result<()> {

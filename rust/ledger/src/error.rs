@@ -68,6 +68,11 @@ impl Error {
         }
     }
 
+    pub(crate) fn is_disk_full(&self) -> bool {
+        use io::ErrorKind::{QuotaExceeded, StorageFull};
+        matches!(self, Self::Io { kind, .. } if matches!(kind, StorageFull | QuotaExceeded))
+    }
+
     pub(crate) fn is_read_only(&self) -> bool {
         matches!(self, Self::Io { kind, .. } if *kind == io::ErrorKind::ReadOnlyFilesystem)
     }

@@ -12,7 +12,7 @@ pub(crate) const SNAPSHOT: &str = "snapshot";
 pub(crate) const SNAPSHOT_TEMP: &str = "snapshot.part";
 
 /// The preallocated size of a new journal. A write into allocated blocks avoids a commit of the file system's own
-/// journal in each fdatasync, and allows some releases of claims after the disk is full.
+/// journal in each fdatasync, and needs no space on a full disk.
 pub(crate) const PREALLOCATED_BYTES: u64 = 256 * 1024;
 /// The journal size from which an idle agent compacts.
 pub(crate) const COMPACT_WHEN_IDLE_BYTES: u64 = PREALLOCATED_BYTES / 2;
@@ -25,6 +25,8 @@ pub(crate) struct Journal {
     path: PathBuf,
     pub(crate) number: u64,
     pub(crate) end: u64,
+    /// The length of the file: the space that records can use on a full disk.
+    pub(crate) allocated: u64,
 }
 
 pub(crate) fn journal_name(number: u64) -> String {
@@ -36,10 +38,10 @@ pub(crate) fn journal_number(name: &str) -> Option<u64> {
 }
 
 impl Journal {
-    /// Creates a durable journal without records.
-    pub(crate) fn create(disk: &dyn Disk, dir: &Path, number: u64) -> Result<Self> {
+    /// Creates a durable journal without records, with space for `capacity` bytes.
+    pub(crate) fn create(disk: &dyn Disk, dir: &Path, number: u64, capacity: u64) -> Result<Self> {
         let path = dir.join(journal_name(number));
-        let created = Self::initialize(disk, &path, dir, number);
+        let created = Self::initialize(disk, &path, dir, number, capacity);
         created.inspect_err(|_| {
             // An incomplete journal has no records, and a retry uses a new number.
             let _ = disk.remove(&path);
@@ -47,7 +49,13 @@ impl Journal {
     }
 
     /// Opens a journal that another process has written, to append after its last record, which ends at offset `end`.
-    pub(crate) fn resume(disk: &dyn Disk, dir: &Path, number: u64, end: u64) -> Result<Self> {
+    pub(crate) fn resume(
+        disk: &dyn Disk,
+        dir: &Path,
+        number: u64,
+        end: u64,
+        allocated: u64,
+    ) -> Result<Self> {
         let path = dir.join(journal_name(number));
         let file = disk.open(&path).map_err(|e| Error::io("open", &path, &e))?;
         Ok(Self {
@@ -55,10 +63,17 @@ impl Journal {
             path,
             number,
             end,
+            allocated,
         })
     }
 
-    fn initialize(disk: &dyn Disk, path: &Path, dir: &Path, number: u64) -> Result<Self> {
+    fn initialize(
+        disk: &dyn Disk,
+        path: &Path,
+        dir: &Path,
+        number: u64,
+        capacity: u64,
+    ) -> Result<Self> {
         let mut file = disk
             .create(path)
             .map_err(|e| Error::io("create", path, &e))?;
@@ -69,7 +84,7 @@ impl Journal {
             },
         }
         .encode();
-        let mut bytes = vec![0; PREALLOCATED_BYTES as usize];
+        let mut bytes = vec![0; header.len().max(capacity as usize)];
         bytes[..header.len()].copy_from_slice(&header);
         file.write_at(&bytes, 0)
             .map_err(|e| Error::io("write", path, &e))?;
@@ -80,6 +95,7 @@ impl Journal {
             path: path.to_owned(),
             number,
             end: header.len() as u64,
+            allocated: bytes.len() as u64,
         })
     }
 
@@ -96,8 +112,8 @@ impl Journal {
     }
 }
 
-/// Replaces the snapshot with `state`; `seq` is the newest record that it includes.
-pub(crate) fn write_snapshot(disk: &dyn Disk, dir: &Path, state: &State, seq: u64) -> Result<()> {
+/// Replaces the snapshot with `state`; `seq` is the newest record that it includes. Returns its size in bytes.
+pub(crate) fn write_snapshot(disk: &dyn Disk, dir: &Path, state: &State, seq: u64) -> Result<u64> {
     let part = dir.join(SNAPSHOT_TEMP);
     let mut bytes = Record {
         seq,
@@ -133,5 +149,6 @@ pub(crate) fn write_snapshot(disk: &dyn Disk, dir: &Path, state: &State, seq: u6
         let _ = disk.remove(&part);
         return Err(error);
     }
-    disk.sync_dir(dir).map_err(|e| Error::io("sync", dir, &e))
+    disk.sync_dir(dir).map_err(|e| Error::io("sync", dir, &e))?;
+    Ok(bytes.len() as u64)
 }

@@ -2,6 +2,7 @@
 
 mod durability;
 mod lease;
+mod reserve;
 
 use crate::disk::{Disk, FileSystem};
 use crate::entry::{Entry, Phase};
@@ -11,6 +12,7 @@ use crate::lease::{Lease, LeaseHistory};
 use crate::record::{Body, MAX_RECORD_BYTES, Record};
 use crate::recovery::{Recovered, Report, recover};
 use crate::state::State;
+use reserve::reserve_for;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -22,6 +24,7 @@ use std::time::Duration;
 /// A directory below the state directory, so that the ledger's files are separate from all others.
 const LEDGER_DIR: &str = "ledger";
 pub(crate) const LOCK_FILE: &str = "lock";
+pub(crate) use reserve::RESERVE_FILE;
 
 /// Thread-safe; a process opens a ledger once. Several processes may open the same one with [`Ledger::open_shared`].
 #[derive(Debug)]
@@ -49,6 +52,13 @@ struct Inner {
     last_seq: u64,
     durable_seq: u64,
     journal: JournalState,
+    /// The offset in the journal at which the records of `buffer` will end.
+    staged_end: u64,
+    /// The allocated space of the journal.
+    allocated: u64,
+    /// The size of the reserve, and the size that it needs for the next new files.
+    reserved: u64,
+    reserve_wanted: u64,
     last_journal: u64,
     /// The size of the journal in bytes from which compaction is due.
     compact_at: u64,
@@ -134,6 +144,7 @@ impl Ledger {
             inner: Mutex::new(Inner::new(
                 Recovered::default(),
                 JournalState::Broken(unread),
+                0,
             )),
             flushed: Condvar::new(),
             replacing: Mutex::new(()),
@@ -164,7 +175,7 @@ impl Ledger {
         let found = recover(self.disk.as_ref(), &self.dir, &self.boot_id)?;
         let read_only = lease.map_or(Ok(None), lease::mark_held)?;
         let unwritten = Error::Usage("the ledger is being opened".into());
-        *self.inner() = Inner::new(found, JournalState::Broken(unwritten));
+        *self.inner() = Inner::new(found, JournalState::Broken(unwritten), self.reserved());
         match read_only {
             None => self.rewrite(),
             Some(error) => self.inner().report.not_writable = Some(error.to_string()),
@@ -227,7 +238,12 @@ impl Ledger {
 }
 
 impl Inner {
-    fn new(found: Recovered, journal: JournalState) -> Self {
+    /// `reserved` is the size of the reserve.
+    fn new(found: Recovered, journal: JournalState, reserved: u64) -> Self {
+        let (staged_end, allocated) = match &journal {
+            JournalState::Ready(journal) => (journal.end, journal.allocated),
+            _ => (0, 0),
+        };
         Self {
             durable: found.state.clone(),
             staged: found.state,
@@ -236,6 +252,10 @@ impl Inner {
             last_seq: found.last_seq,
             durable_seq: found.last_seq,
             journal,
+            staged_end,
+            allocated,
+            reserved,
+            reserve_wanted: reserve_for(found.length),
             last_journal: found.last_journal,
             compact_at: COMPACT_WHEN_IDLE_BYTES,
             waiters: 0,
@@ -290,24 +310,20 @@ impl Ledger {
         }
         entry.state = Phase::Started;
         entry.boot_id.clone_from(&self.boot_id);
-        let mut inner = self.writable()?;
-        inner.staged.check(&entry)?;
-        if let Some(old) = inner.staged.get(&entry.uid)
-            && old.entry.state == Phase::Completed
-            && old.entry.devices != entry.devices
-        {
-            return Err(Error::Usage(format!(
-                "claim {}/{} (uid {}) is prepared with other devices; release it before it is prepared with new ones",
-                entry.namespace, entry.name, entry.uid
-            )));
-        }
-        inner.lost_starts.remove(&entry.uid);
-        let seq = inner.stage(Body::Claim(Box::new(entry)))?;
-        if durable {
-            self.commit(inner, seq)
-        } else {
-            Ok(())
-        }
+        self.record_claim(durable, |inner| {
+            inner.staged.check(&entry)?;
+            if let Some(old) = inner.staged.get(&entry.uid)
+                && old.entry.state == Phase::Completed
+                && old.entry.devices != entry.devices
+            {
+                return Err(Error::Usage(format!(
+                    "claim {}/{} (uid {}) is prepared with other devices; release it before it is prepared with new ones",
+                    entry.namespace, entry.name, entry.uid
+                )));
+            }
+            inner.lost_starts.remove(&entry.uid);
+            Ok(entry.clone())
+        })
     }
 
     /// Records that a started claim is prepared. When this returns, the claim may be reported as prepared.
@@ -315,20 +331,47 @@ impl Ledger {
     /// # Errors
     /// `Usage` if the claim was not started; `Io`, which leaves the claim unchanged.
     pub fn complete(&self, uid: &str, payload: Value) -> Result<()> {
-        let mut inner = self.writable()?;
-        let Some(held) = inner.staged.get(uid) else {
-            return Err(inner.lost_starts.get(uid).cloned().unwrap_or_else(|| {
-                Error::Usage(format!(
-                    "claim {uid} cannot be completed: its preparation was never started"
-                ))
-            }));
-        };
-        let mut entry = held.entry.as_ref().clone();
-        entry.state = Phase::Completed;
-        entry.payload = payload;
-        entry.boot_id.clone_from(&self.boot_id);
-        let seq = inner.stage(Body::Claim(Box::new(entry)))?;
-        self.commit(inner, seq)
+        self.record_claim(true, |inner| {
+            let Some(held) = inner.staged.get(uid) else {
+                return Err(inner.lost_starts.get(uid).cloned().unwrap_or_else(|| {
+                    Error::Usage(format!(
+                        "claim {uid} cannot be completed: its preparation was never started"
+                    ))
+                }));
+            };
+            let mut entry = held.entry.as_ref().clone();
+            entry.state = Phase::Completed;
+            entry.payload = payload.clone();
+            entry.boot_id.clone_from(&self.boot_id);
+            Ok(entry)
+        })
+    }
+
+    /// Records what `entry` returns, if afterwards there is still room to release every claim.
+    fn record_claim(
+        &self,
+        durable: bool,
+        entry: impl Fn(&mut Inner) -> Result<Entry>,
+    ) -> Result<()> {
+        loop {
+            let mut inner = self.writable()?;
+            let (record, line) = {
+                let entry = entry(&mut inner)?;
+                inner.encode(Body::Claim(Box::new(entry)))?
+            };
+            let needed = inner.bytes_needed(&record, &line);
+            if inner.has_room(needed) {
+                inner.report.not_writable = None;
+                let seq = inner.stage(record, line);
+                return if durable {
+                    self.commit(inner, seq)
+                } else {
+                    Ok(())
+                };
+            }
+            drop(inner);
+            self.make_room(needed)?;
+        }
     }
 
     /// Records that a claim no longer holds devices. Returns false if it did not hold any.
@@ -357,15 +400,16 @@ impl Ledger {
             drop(inner);
             return self.release(uid);
         }
-        let seq = inner.stage(Body::Release {
+        let (record, line) = inner.encode(Body::Release {
             uid: uid.to_owned(),
         })?;
+        let seq = inner.stage(record, line);
         self.commit(inner, seq).map(|()| true)
     }
 }
 
 impl Inner {
-    fn stage(&mut self, body: Body) -> Result<u64> {
+    fn encode(&self, body: Body) -> Result<(Record, Vec<u8>)> {
         let record = Record {
             seq: self.last_seq + 1,
             body,
@@ -379,11 +423,17 @@ impl Inner {
                 "a record of {size} bytes cannot be stored: too large or nested too deep"
             )));
         }
+        Ok((record, line))
+    }
+
+    /// Adds the next record to those that [`Ledger::commit`] writes, and returns its number.
+    fn stage(&mut self, record: Record, line: Vec<u8>) -> u64 {
         self.last_seq = record.seq;
         self.staged.apply(&record);
+        self.staged_end += line.len() as u64;
         self.buffer.extend(line);
         self.pending.push(record);
-        Ok(self.last_seq)
+        self.last_seq
     }
 
     fn failure_of(&self, seq: u64) -> Option<Error> {

@@ -98,6 +98,13 @@ impl Record {
     }
 }
 
+/// An upper bound of the size of the record that releases the claim `uid`.
+pub(crate) fn release_bytes(uid: &str) -> u64 {
+    const WITHOUT_UID: usize =
+        FRAME_BYTES + r#"{"kind":"release","seq":18446744073709551615,"uid":}"#.len() + 1;
+    (WITHOUT_UID + Value::from(uid).to_string().len()) as u64
+}
+
 fn object(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(fields) => fields,

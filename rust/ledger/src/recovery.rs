@@ -13,7 +13,7 @@ use crate::entry::Phase;
 use crate::error::{Error, Result};
 use crate::journal::{SNAPSHOT, SNAPSHOT_TEMP, journal_name, journal_number};
 use crate::lease::{LEASE_FILE, QUEUE_FILE};
-use crate::ledger::LOCK_FILE;
+use crate::ledger::{LOCK_FILE, RESERVE_FILE};
 use crate::record::{Body, Mark, Record, looks_like_records, scan, uid_hint};
 use crate::state::State;
 
@@ -34,7 +34,7 @@ pub struct Report {
     pub superseded: Vec<SupersededClaim>,
     /// The number of records of a newer version, which are kept.
     pub foreign_records: usize,
-    /// Why the ledger cannot be written; every change fails until it can.
+    /// Why claims cannot be recorded; releases may still succeed.
     pub not_writable: Option<String>,
 }
 
@@ -66,6 +66,10 @@ pub(crate) struct Recovered {
     pub(crate) last_journal: u64,
     /// The offset at which the last record of the last journal ends.
     pub(crate) last_end: u64,
+    /// The length of the last journal.
+    pub(crate) last_length: u64,
+    /// The length of all files: an upper bound of the size of the next snapshot.
+    pub(crate) length: u64,
     /// Files that the next snapshot replaces, and whether each is kept for inspection.
     pub(crate) files: Vec<(String, bool)>,
 }
@@ -133,7 +137,15 @@ fn is_known(name: &str) -> bool {
         !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
     });
     set_aside
-        || [SNAPSHOT, SNAPSHOT_TEMP, LOCK_FILE, LEASE_FILE, QUEUE_FILE].contains(&name)
+        || [
+            SNAPSHOT,
+            SNAPSHOT_TEMP,
+            RESERVE_FILE,
+            LOCK_FILE,
+            LEASE_FILE,
+            QUEUE_FILE,
+        ]
+        .contains(&name)
         || journal_number(name).is_some_and(|number| journal_name(number) == name)
 }
 
@@ -157,6 +169,7 @@ impl Recovered {
         };
         let scanned = scan(&bytes);
         check_format(&dir.join(SNAPSHOT), &scanned.records)?;
+        self.length += bytes.len() as u64;
         let mut included = 0;
         for record in scanned.records {
             self.last_seq = record.seq.max(self.last_seq);
@@ -189,6 +202,8 @@ impl Recovered {
         let scanned = scan(&bytes);
         check_format(&dir.join(&name), &scanned.records)?;
         self.last_end = scanned.valid_until as u64;
+        self.last_length = bytes.len() as u64;
+        self.length += self.last_length;
         for record in scanned.records {
             if matches!(record.body, Body::Mark { .. }) || record.seq <= included {
                 continue;

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::entry::{Entry, device_key};
 use crate::error::{Conflict, Error, Result};
-use crate::record::{Body, Record};
+use crate::record::{Body, Record, release_bytes};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
@@ -15,6 +15,7 @@ pub(crate) struct State {
     /// From the key of a device to the uids of the claims that name it, in the order of their records.
     holders: BTreeMap<(String, String), Vec<String>>,
     foreign: Vec<Foreign>,
+    release_bytes: u64,
 }
 
 /// An entry and the number of the record that it came from.
@@ -43,6 +44,11 @@ impl State {
 
     pub(crate) fn uids(&self) -> impl Iterator<Item = &String> {
         self.claims.keys()
+    }
+
+    /// The space that the releases of all claims need in a journal.
+    pub(crate) fn release_bytes(&self) -> u64 {
+        self.release_bytes
     }
 
     pub(crate) fn foreign_count(&self) -> usize {
@@ -123,6 +129,7 @@ impl State {
 
     fn insert(&mut self, seq: u64, entry: Arc<Entry>) {
         self.remove(&entry.uid);
+        self.release_bytes += release_bytes(&entry.uid);
         for held in &entry.devices {
             let uids = self.holders.entry(held.key()).or_default();
             if !uids.contains(&entry.uid) {
@@ -137,6 +144,7 @@ impl State {
         let Some(held) = self.claims.remove(uid) else {
             return;
         };
+        self.release_bytes -= release_bytes(uid);
         for device in &held.entry.devices {
             let key = device.key();
             if let Some(uids) = self.holders.get_mut(&key) {

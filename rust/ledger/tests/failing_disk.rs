@@ -321,8 +321,8 @@ fn threads_that_write_for_each_other_each_get_their_result() {
     }
 }
 
-#[test]
-fn a_failed_release_stays_failed_although_its_record_is_still_in_an_old_journal() {
+/// A disk with a claim `u0` whose release has failed and is still in the first journal.
+fn disk_with_a_failed_release() -> FaultyDisk {
     let disk = FaultyDisk::default();
     let ledger = open(&disk).unwrap();
     ledger.start(claim(0, 0), false).unwrap();
@@ -344,8 +344,35 @@ fn a_failed_release_stays_failed_although_its_record_is_still_in_an_old_journal(
             .windows(9)
             .any(|text| text == b"\"release\"")
     );
+    left
+}
+
+#[test]
+fn a_failed_release_stays_failed_although_its_record_is_still_in_an_old_journal() {
     assert_eq!(
-        open(&left).unwrap().get("u0").unwrap().state,
+        open(&disk_with_a_failed_release())
+            .unwrap()
+            .get("u0")
+            .unwrap()
+            .state,
         Phase::Completed
     );
+}
+
+/// Both say which records the snapshot includes.
+#[test]
+fn a_failed_release_stays_failed_although_one_mark_of_the_snapshot_is_damaged() {
+    const SNAPSHOT: &str = "/state/ledger/snapshot";
+    let left = disk_with_a_failed_release();
+    let snapshot = left.contents(SNAPSHOT);
+    for (mark, offset) in [("first", 30), ("last", snapshot.len() - 30)] {
+        let disk = left.process_killed();
+        let mut damaged = snapshot.clone();
+        damaged[offset] ^= 1;
+        disk.plant(SNAPSHOT, &damaged);
+        let ledger = open(&disk).unwrap();
+        assert_eq!(ledger.report().damage.len(), 1);
+        let found = ledger.get("u0").map(|entry| entry.state.clone());
+        assert_eq!(found, Some(Phase::Completed), "the {mark} mark is damaged");
+    }
 }

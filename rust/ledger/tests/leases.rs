@@ -15,7 +15,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dra_ledger::{Error, FileSystem, LeaseHistory, Ledger, Phase};
+use dra_ledger::{Disk, Error, FileSystem, LeaseHistory, Ledger, Phase};
 use faulty::{FaultyDisk, Plan};
 use model::{Call, Model, apply, call, claim, dice};
 use proptest::prelude::*;
@@ -69,6 +69,34 @@ fn each_sees_what_the_other_recorded() {
     let alone = Ledger::open(dir.path(), "boot").unwrap();
     assert_eq!(alone.entries().len(), 2);
     assert!(alone.report().damage.is_empty() && alone.report().lost_records == 0);
+}
+
+/// The name of such a journal may be lost in a power cut, with all that is written to it.
+#[test]
+fn a_journal_that_a_failed_compaction_left_behind_is_not_continued() {
+    let disk = FaultyDisk::default();
+    let (a, b) = (share(&disk, "a").unwrap(), share(&disk, "b").unwrap());
+    a.acquire_lease(SOON).unwrap();
+    complete(&a, 0, 0).unwrap();
+    // The sync of the directory fails, and so does the removal of the new journal.
+    disk.fail(Some(Plan {
+        at: 4,
+        count: 2,
+        kind: io::ErrorKind::Other,
+        also: 0,
+    }));
+    assert!(a.compact().is_err());
+    disk.fail(None);
+    a.release_lease().unwrap();
+    let left = disk.list(Path::new("/state/ledger")).unwrap();
+    let journals = left.iter().filter(|name| name.starts_with("journal-"));
+    assert_eq!(journals.count(), 2, "{left:?}");
+    assert_eq!(b.acquire_lease(SOON).unwrap(), LeaseHistory::Released);
+    complete(&b, 1, 1).unwrap();
+    b.release_lease().unwrap();
+    drop((a, b));
+    let after = share(&disk.power_cut(&mut |_| 0), "c").unwrap();
+    assert_eq!(after.entries().len(), 2);
 }
 
 #[test]

@@ -91,6 +91,31 @@ fn a_release_is_not_shown_before_it_is_durable() {
     assert!(ledger.holders("p", "d").is_empty());
 }
 
+#[test]
+fn a_second_release_of_a_claim_is_answered_after_the_first_is_durable() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::new(Paused::new(At::SyncOfFile));
+    let ledger = Ledger::open_on(disk.clone(), dir.path(), "boot").unwrap();
+    ledger.start(claim("a", "d"), true).unwrap();
+    let (sender, answers) = mpsc::channel();
+    thread::scope(|scope| {
+        while_it_waits(
+            &disk,
+            || ledger.release("a").map(|held| assert!(held)),
+            || {
+                let ledger = &ledger;
+                scope.spawn(move || sender.send(ledger.release("a")).unwrap());
+                let early = answers.recv_timeout(SOON);
+                assert!(
+                    early.is_err(),
+                    "answered while the record was being written"
+                );
+            },
+        );
+        assert!(answers.recv().unwrap().unwrap());
+    });
+}
+
 /// A start reports nothing as done, so it is visible at once.
 #[test]
 fn a_start_that_replaces_another_is_shown_before_it_is_durable() {

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dra_agent import atomic_file
 from dra_agent.cdi.model import ContainerEdits, Mount
 from dra_agent.command import HostCommand
 from dra_agent.device_setup.mps import paths
@@ -47,7 +49,7 @@ class MpsPaths:
             )
         # In memory if the host has a directory for that: shared memory must not be written to a disk.
         memory = dev.absolute() / "shm"
-        return cls(folder, memory / SHARED_MEMORY / device if memory.is_dir() else folder / "shm")
+        return cls(folder, (memory / SHARED_MEMORY if memory.is_dir() else folder / "memory") / device)
 
     @property
     def record(self) -> Path:
@@ -73,17 +75,41 @@ class MpsPaths:
             base.mkdir(parents=True, exist_ok=True)
             paths.make(base, *state, ("log", 0o700))
             paths.make(base, *state, ("pipe", 0o755))
-            if self.shm.parent == self.folder:
-                paths.make(base, *state, (self.shm.name, 0o1777))
+            # Containers and the daemon get it as a mount: no other user of the host passes its parent.
+            shm = (self.shm.parent.name, 0o700), (self.shm.name, 0o1777)
+            if self.shm.is_relative_to(self.folder):
+                paths.make(base, *state, *shm)
             else:
-                # All users may write /dev/shm, and only the agent may write below this directory.
-                parent = self.shm.parent
-                paths.make(parent.parent, (parent.name, 0o755), (self.shm.name, 0o1777))
+                paths.make(self.shm.parent.parent, *shm)
         except OSError as error:
             hint = "remove it, or have its owner do so" if error.errno in _FOREIGN_ERRNOS else "check its disk"
             raise RetryableError(
                 f"cannot be made: {error.strerror}", where=str(error.filename or self.folder), hint=hint
             ) from error
+
+    def clear(self) -> None:
+        """Remove what earlier shares left, before the first one starts; RetryableError if it is still there.
+
+        A release removes it too, unless the agent was killed meanwhile or the state file was lost.
+        """
+        self.remove()
+        for folder in (self.pipe, self.shm):
+            if os.path.lexists(folder):
+                raise RetryableError(
+                    "files of an earlier share cannot be removed",
+                    where=str(folder),
+                    hint="check its disk, or remove it",
+                )
+
+    def bound_logs(self) -> None:
+        """Cut every log of more than MAX_LOG_BYTES, which clients can fill; its end is kept in a file NAME.old.
+
+        The daemon has its logs open: a log is emptied in place. A log that cannot be read stays for the next call.
+        """
+        with suppress(OSError):
+            for log in self.log.glob("*.log"):
+                with suppress(OSError):
+                    paths.cut(log)
 
     def remove(self) -> None:
         """Remove everything except the logs, which users may need.
@@ -99,6 +125,9 @@ class MpsPaths:
                 # A separate process: the agent keeps no state for a million files, or a thousand levels.
                 with suppress(RetryableError):
                     HostCommand(_RM, _REMOVAL_TIMEOUT_S).run(["-rf", "--one-file-system", "--", *remaining])
+        if self.shm.is_relative_to(self.folder):
+            with suppress(OSError):
+                self.shm.parent.rmdir()
 
     def edits(self, memory_mib: int, percentage: int | None) -> ContainerEdits:
         """Return the container edits for a client with these limits.
@@ -119,6 +148,8 @@ class MpsPaths:
         return ContainerEdits(env=tuple(env), mounts=mounts)
 
 
+MAX_LOG_BYTES = 16 << 20
+"""Bytes of one log of a daemon, which is checked with the daemon."""
 _MAX_ASIDE = 100
 """Directories of one name that wait to be removed."""
 _OPEN_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -147,6 +178,21 @@ def make(base: Path, *steps: tuple[str, int]) -> None:
                 raise OSError(errno.EPERM, f"belongs to user {status.st_uid}, and not to the agent", str(at))
             if status.st_mode & 0o7777 != mode:
                 os.fchmod(handle, mode)
+    finally:
+        os.close(handle)
+
+
+def cut(log: Path) -> None:
+    """Empty a log of more than MAX_LOG_BYTES on disk, and keep its end. Raises OSError; links are not followed."""
+    handle = os.open(log, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(handle)
+        # By blocks: a writer that does not append leaves a hole before what it writes next.
+        if not stat.S_ISREG(status.st_mode) or min(status.st_size, status.st_blocks * 512) <= MAX_LOG_BYTES:
+            return
+        end = os.pread(handle, MAX_LOG_BYTES // 2, max(0, status.st_size - MAX_LOG_BYTES // 2))
+        atomic_file.write(log.with_name(f"{log.name}.old"), end)
+        os.ftruncate(handle, 0)
     finally:
         os.close(handle)
 

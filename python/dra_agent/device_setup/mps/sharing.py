@@ -134,10 +134,12 @@ class MpsSharing:
         paths = self._paths(device.name)
         with self._locks.hold([device.name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
             shared = self._clients.read(device.name)
-            if shared is not None and shared.uuid != uuid:
-                self._stop(device.name, shared)  # another GPU is in its slot
+            if shared is not None and (shared.uuid != uuid or not shared.clients):
+                # Another GPU is in its slot, or an agent was killed between the last release and the stop.
+                self._stop(device.name, shared)
                 shared = None
             if shared is None:
+                self._clear(device.name, uuid)
                 whole = "parent" not in device.identity
                 mode = self._modes.get(uuid, device.pci_address) if whole else None
                 shared = SharedGpu(uuid, device.pci_address, mode, {})
@@ -203,6 +205,7 @@ class MpsSharing:
                 device, shared
             )  # the agent crashed between the release of the last share and the stop of the daemon
             return None
+        self._paths(device).bound_logs()
         if self._daemon(device, shared.uuid).is_alive():
             return None
         self._ensure_daemon(device, shared, raise_limit=True)
@@ -230,6 +233,13 @@ class MpsSharing:
         self._daemons.pop(device, None)
         self._clients.delete(device)
         log.info("MPS daemon stopped", extra={"device": device})
+
+    def _clear(self, device: str, uuid: str) -> None:
+        """Remove what earlier shares left without a state file: a daemon, and files among its pipes and in memory."""
+        paths = self._paths(device)
+        if paths.record.exists():
+            self._daemon(device, uuid).quit()
+        paths.clear()
 
     def _program(self) -> Path | None:
         return find_mps_control(self._host)

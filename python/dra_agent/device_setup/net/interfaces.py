@@ -12,7 +12,7 @@ import socket
 from pathlib import Path
 
 from dra_agent.device_setup.interface_use import interfaces_of
-from dra_agent.device_setup.sysfs_writer import RealSysfsWriter, TimedWriter
+from dra_agent.device_setup.sysfs_writer import SysfsWriter, TimedWriter
 
 _UP = 0x1
 _PORT = ("dev_id", "dev_port", "phys_port_name")
@@ -21,11 +21,12 @@ _PORT = ("dev_id", "dev_port", "phys_port_name")
 class Interfaces:
     """The interfaces of one host; thread-safe. All methods raise the OSError of the kernel."""
 
-    def __init__(self, sysfs: Path) -> None:
+    def __init__(self, sysfs: Path, kernel: SysfsWriter) -> None:
+        """`kernel` is what the host's other set-ups write through; a simulated host has its own."""
         self._sysfs = sysfs
         self.folder = sysfs / "class/net"
         """The folder with all interfaces."""
-        self._writes = TimedWriter(RealSysfsWriter(sysfs))
+        self._writes = TimedWriter(kernel)
 
     def of(self, address: str) -> list[str] | None:
         """Return the names of the interfaces of a PCI device on the host; None if the device does not exist."""

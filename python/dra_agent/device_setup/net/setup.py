@@ -25,6 +25,7 @@ from dra_agent.device_setup.net.mover import TASK, InterfaceMover
 from dra_agent.device_setup.net.parameters import MAX_STATE_BYTES, InterfaceConfig, NicConfig, OriginalInterface
 from dra_agent.device_setup.open_files import DeviceNode, class_node, require_unused
 from dra_agent.device_setup.state_files import StateFiles
+from dra_agent.device_setup.sysfs_writer import SysfsWriter
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.addresses import addresses
@@ -56,13 +57,14 @@ class NicSetup:
         state_dir: Path,
         host_folder: Path,
         *,
+        kernel: SysfsWriter,
         return_timeout_s: float = RETURN_TIMEOUT_S,
     ) -> None:
-        """`host_folder` has the same path for runtimes: it contains hook and socket."""
+        """`host_folder` has the same path for runtimes: it contains hook and socket. `kernel` takes writes to /sys."""
         self._host = host
         self._return_timeout_s = return_timeout_s
         self.hook = ContainerHook(host_folder)
-        self.interfaces = Interfaces(host.sysfs)
+        self.interfaces = Interfaces(host.sysfs, kernel)
         self._originals = StateFiles(state_dir / "net", OriginalInterface, max_bytes=MAX_STATE_BYTES)
         self._network = HostNetwork(host)
         self._locks = setup_locks(state_dir, "net")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from dra_agent.doctor.bundle.content import Content, MissingPartError, Text, lea
 from dra_agent.doctor.bundle.redaction import Redactor
 from dra_agent.doctor.record.identity import Replacements
 from dra_agent.errors import AgentError
+from dra_agent.threads import NoThreadError, start_thread
 
 MANIFEST = "MANIFEST.json"
 MAX_FILE_BYTES = 8 << 20
@@ -109,9 +109,10 @@ class Bundle:
                 found.append(result if isinstance(result, Files) else Files([result] if result is not None else []))
 
         start = time.monotonic()
-        thread = threading.Thread(target=run, name=f"bundle {name}", daemon=True)
-        thread.start()
-        thread.join(timeout_s)
+        try:
+            start_thread(f"bundle {name}", run).join(timeout_s)
+        except NoThreadError as error:
+            failed.append(str(error))
         self._parts[name] = round(time.monotonic() - start, 3)
         for files in found[:1]:
             self._contents += [(name, content) for content in files.contents]

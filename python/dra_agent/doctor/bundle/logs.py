@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
 from dra_agent.command import HostCommand
 from dra_agent.doctor.bundle.content import MissingPartError
 from dra_agent.errors import RetryableError
+from dra_agent.path_search import find_program
 
 UNIT = "dra-agent"
 MAX_LINES = 5000
 MAX_KERNEL_LINES = 20000
 """Of the kernel log, before lines about other devices are left out."""
 TIMEOUT_S = 20.0
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Prefixes of messages: NVRM of NVIDIA's module, others are names of modules and of the kernel's subsystems.
 _ABOUT_GPUS = re.compile(
     r"nvrm|nvidia|nouveau|amdgpu|amdkfd|\bkfd\b|\bi915\b|\bxe\b|\[drm|vfio|habanalabs|neuron|mlx5|iommu|dmar"
@@ -52,11 +50,11 @@ _QUIET = ("--quiet", "--no-pager")
 
 
 def _run(name: str, arguments: Sequence[str]) -> str:
-    path = shutil.which(name) or shutil.which(name, path=_SYSTEM_PATH)
+    path = find_program(name, system=True)
     if path is None:
         raise MissingPartError(f"{name} is not installed")
     try:
-        done = HostCommand(Path(path), TIMEOUT_S, environment={"LC_ALL": "C"}).run(arguments)
+        done = HostCommand(path, TIMEOUT_S, environment={"LC_ALL": "C"}).run(arguments)
     except RetryableError as error:
         raise MissingPartError(f"{name}: {error.message}") from None
     if done.status != 0:

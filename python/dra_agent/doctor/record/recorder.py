@@ -11,7 +11,6 @@ import secrets
 import shutil
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.recording import FORMAT, MANIFEST, TOOLS, TREE, Entry, Manifest, Omission, RecordedFile
+from dra_agent.threads import NoThreadError, start_thread
 
 TREE_TIMEOUT_S = 120.0
 TOOLS_TIMEOUT_S = 240.0
@@ -107,11 +107,14 @@ def _step(name: str, timeout: float, omitted: list[Omission], work: Callable[[],
         except Exception as error:  # noqa: BLE001 - one part that fails must not lose the others
             failure.append(f"{type(error).__name__}: {error}")
 
-    thread = threading.Thread(target=run, name=f"record {name}", daemon=True)
-    thread.start()
-    thread.join(timeout + 1)
-    if thread.is_alive():
-        failure.append(f"not complete within {timeout:g} s")
+    try:
+        thread = start_thread(f"record {name}", run)
+    except NoThreadError as error:
+        failure.append(str(error))
+    else:
+        thread.join(timeout + 1)
+        if thread.is_alive():
+            failure.append(f"not complete within {timeout:g} s")
     omitted += [Omission(name, reason) for reason in failure]
 
 

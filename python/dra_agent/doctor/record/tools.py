@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +10,13 @@ from dra_agent.command import HostCommand
 from dra_agent.doctor.record.vendor import Tool, vendor_recordings
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
+from dra_agent.path_search import find_program
 from dra_agent.recording import Entry
 
 MAX_OUTPUT_BYTES = 4 << 20
 _TIMEOUT_S = 60.0
 """Without persistence mode nvidia-smi initializes every GPU, which takes seconds for each."""
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/rocm/bin"
+_ROCM = ("/opt/rocm/bin",)
 _SUSPENDED = frozenset({"suspended", "suspending", "resuming"})
 
 
@@ -53,8 +53,7 @@ def find_tool(host: Host, name: str) -> Path | None:
         return host.driver_program(name)
     if host.dev != Path("/dev"):
         return None
-    found = shutil.which(name) or shutil.which(name, path=_SYSTEM_PATH)
-    return Path(found) if found else None
+    return find_program(name, system=True, also=_ROCM)
 
 
 def installed(host: Host) -> tuple[str, ...]:

@@ -1,11 +1,12 @@
 //! How records reach the disk: shared syncs, new files after a failure, compaction. The parent module interprets them.
 
+use super::reserve::{FULL_DISK_JOURNAL_BYTES, reserve_for};
 use super::{Inner, JournalState, Ledger};
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::journal::{
-    COMPACT_BYTES, COMPACT_WHEN_IDLE_BYTES, Journal, SNAPSHOT, journal_name, journal_number,
-    write_snapshot,
+    COMPACT_BYTES, COMPACT_WHEN_IDLE_BYTES, Journal, PREALLOCATED_BYTES, SNAPSHOT, journal_name,
+    journal_number, write_snapshot,
 };
 use crate::record::{Body, Record};
 use crate::state::State;
@@ -104,17 +105,30 @@ impl Ledger {
         // The failed records may be on disk. The snapshot claims to include their numbers, so they are never read.
         let mut obsolete = std::mem::take(&mut inner.obsolete);
         self.preserve_damaged_snapshot(&mut obsolete, &mut inner.report.set_aside);
-        let made = Journal::create(self.disk.as_ref(), &self.dir, number).and_then(|journal| {
-            self.snapshot(&inner.durable, inner.last_seq)
-                .map(|()| journal)
+        let create = |inner: &Inner, free| {
+            let capacity = inner.journal_bytes(free);
+            let journal = Journal::create(self.disk.as_ref(), &self.dir, number, capacity)?;
+            let snapshot = self.snapshot(&inner.durable, inner.last_seq)?;
+            Ok((journal, snapshot))
+        };
+        let made = create(&inner, PREALLOCATED_BYTES).or_else(|error: Error| {
+            if !error.is_disk_full() {
+                return Err(error);
+            }
+            self.empty_reserve(&mut inner);
+            create(&inner, FULL_DISK_JOURNAL_BYTES)
         });
         match made {
-            Ok(journal) => {
-                inner.journal = JournalState::Ready(journal);
+            Ok((journal, snapshot)) => {
+                inner.reserve_wanted = reserve_for(snapshot + journal.allocated);
+                inner.use_journal(journal);
                 inner.durable_seq = inner.last_seq;
                 inner.compact_at = COMPACT_WHEN_IDLE_BYTES;
                 inner.report.not_writable = None;
                 self.remove_old_journals(&obsolete, number, &mut inner.report.set_aside);
+                drop(inner);
+                // Without it, claims can be released. The next claim tries again.
+                let _ = self.fill_reserve();
                 Ok(())
             }
             Err(error) => {
@@ -149,11 +163,13 @@ impl Ledger {
         }
     }
 
-    /// Whether the journal is large enough for [`Ledger::compact`], or is broken.
+    /// Whether the journal is large enough for [`Ledger::compact`], or the ledger cannot record claims.
     pub fn compaction_due(&self) -> bool {
         let inner = self.inner();
         match &inner.journal {
-            JournalState::Ready(journal) => journal.end >= inner.compact_at,
+            JournalState::Ready(journal) => {
+                journal.end >= inner.compact_at || inner.report.not_writable.is_some()
+            }
             JournalState::Flushing => false,
             JournalState::Broken(_) => true,
         }
@@ -176,7 +192,17 @@ impl Ledger {
             .replacing
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let number = {
+        self.fill_reserve()?;
+        self.replace_journal(PREALLOCATED_BYTES)?;
+        self.fill_reserve()?;
+        self.inner().report.not_writable = None;
+        Ok(())
+    }
+
+    /// Continues in a new journal with `free` bytes and replaces the older ones with a snapshot. The caller holds
+    /// `replacing`.
+    pub(super) fn replace_journal(&self, free: u64) -> Result<()> {
+        let (number, capacity) = {
             // Checked again: the lease may have been released while this thread waited.
             let mut inner = self.checked_lease(self.inner())?;
             inner.last_journal += 1;
@@ -184,9 +210,9 @@ impl Ledger {
             if let JournalState::Ready(journal) = &inner.journal {
                 inner.compact_at = journal.end + COMPACT_WHEN_IDLE_BYTES;
             }
-            inner.last_journal
+            (inner.last_journal, inner.journal_bytes(free))
         };
-        let journal = Journal::create(self.disk.as_ref(), &self.dir, number)?;
+        let journal = Journal::create(self.disk.as_ref(), &self.dir, number, capacity)?;
         let mut inner = self.inner();
         while matches!(inner.journal, JournalState::Flushing) {
             inner = self
@@ -199,16 +225,21 @@ impl Ledger {
             let _ = self.disk.remove(&self.dir.join(journal_name(number)));
             return Err(error);
         }
-        inner.journal = JournalState::Ready(journal);
+        let allocated = journal.allocated;
+        inner.use_journal(journal);
+        // Until the snapshot exists, new files have the content of this journal too.
+        inner.reserve_wanted += allocated;
         let (state, seq) = (inner.durable.clone(), inner.durable_seq);
         drop(inner);
-        self.snapshot(&state, seq)?;
+        let snapshot = self.snapshot(&state, seq)?;
         self.remove_old_journals(&[], number, &mut Vec::new());
-        self.inner().compact_at = COMPACT_WHEN_IDLE_BYTES;
+        let mut inner = self.inner();
+        inner.reserve_wanted = reserve_for(snapshot + allocated);
+        inner.compact_at = COMPACT_WHEN_IDLE_BYTES;
         Ok(())
     }
 
-    pub(super) fn snapshot(&self, state: &State, seq: u64) -> Result<()> {
+    fn snapshot(&self, state: &State, seq: u64) -> Result<u64> {
         write_snapshot(self.disk.as_ref(), &self.dir, state, seq)
     }
 

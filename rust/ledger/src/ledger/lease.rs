@@ -131,8 +131,8 @@ impl Ledger {
         let found = recover(self.disk.as_ref(), &self.dir, &self.boot_id)?;
         let intact = journal == Some(found.last_journal) && found.report.damage.is_empty();
         let journal = if intact {
-            let (number, end) = (found.last_journal, found.last_end);
-            match Journal::resume(self.disk.as_ref(), &self.dir, number, end) {
+            let (number, end, length) = (found.last_journal, found.last_end, found.last_length);
+            match Journal::resume(self.disk.as_ref(), &self.dir, number, end, length) {
                 Err(error) if error.is_read_only() => JournalState::Broken(error),
                 journal => JournalState::Ready(journal?),
             }
@@ -142,7 +142,7 @@ impl Ledger {
         let read_only = mark_held(lease)?;
         let mut inner = self.inner();
         let (claims, before) = (found.report.claims, inner.report.clone());
-        *inner = Inner::new(found, journal);
+        *inner = Inner::new(found, journal, self.reserved());
         if intact {
             // The report keeps the findings at opening and after abandoned leases.
             inner.report = before;
@@ -231,4 +231,40 @@ pub(super) fn lock_ledger(
             holder,
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::disk::FileSystem;
+    use std::sync::Arc;
+    use std::thread;
+
+    const SOON: Duration = Duration::from_millis(200);
+    const LATER: Duration = Duration::from_secs(30);
+
+    /// Its answer depends on what the next lease of this process forgets.
+    #[test]
+    fn a_lease_is_released_after_the_last_caller_has_its_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let open =
+            |label| Ledger::open_shared(Arc::new(FileSystem), dir.path(), "boot", label, LATER);
+        let (ledger, other) = (open("a").unwrap(), open("b").unwrap());
+        ledger.acquire_lease(LATER).unwrap();
+        // A caller whose record was written by another one, and that has not run since.
+        ledger.inner().waiters += 1;
+        thread::scope(|scope| {
+            let releasing = scope.spawn(|| ledger.release_lease());
+            while ledger.inner().lease_state == LeaseState::Held {
+                thread::yield_now();
+            }
+            assert!(matches!(other.acquire_lease(SOON), Err(Error::Busy { .. })));
+            ledger.inner().waiters -= 1;
+            ledger.flushed.notify_all();
+            releasing.join().unwrap().unwrap();
+        });
+        other.acquire_lease(LATER).unwrap();
+    }
 }

@@ -6,7 +6,7 @@
 
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,13 +37,20 @@ struct Inner {
     queue_locks: u64,
     note: Vec<u8>,
     thrifty: bool,
+    /// The size of the disk in bytes; `None` for unlimited.
+    capacity: Option<u64>,
 }
+
+const BLOCK_BYTES: u64 = 4096;
 
 /// Zeros at the end of a write that a thrifty disk stores.
 const KEPT_ZEROS: usize = 64;
 
 #[derive(Clone, Debug, Default)]
 struct Content {
+    /// The length, which is that of `visible` except on a thrifty disk.
+    length: u64,
+    durable_length: u64,
     visible: Vec<u8>,
     durable: Vec<u8>,
     /// Writes since the last sync.
@@ -99,6 +106,8 @@ impl FaultyDisk {
         inner.files.insert(
             inode,
             Content {
+                length: bytes.len() as u64,
+                durable_length: bytes.len() as u64,
                 visible: bytes.to_vec(),
                 durable: bytes.to_vec(),
                 dirty: Vec::new(),
@@ -116,6 +125,12 @@ impl FaultyDisk {
         let mut inner = self.inner();
         inner.operations = 0;
         inner.plan = plan;
+    }
+
+    /// Lets files grow by `bytes` in all, or without a limit.
+    pub fn leave(&self, bytes: Option<u64>) {
+        let mut inner = self.inner();
+        inner.capacity = bytes.map(|bytes| inner.used() + bytes);
     }
 
     /// Mounts the file system read-only, or writable again.
@@ -143,9 +158,12 @@ impl FaultyDisk {
                 let from = if luck(4) == 0 { luck(kept + 1) } else { 0 };
                 put(&mut content, *offset + from as u64, &bytes[from..kept]);
             }
+            let length = inner.files[inode].durable_length.max(content.len() as u64);
             files.insert(
                 *inode,
                 Content {
+                    length,
+                    durable_length: length,
                     visible: content.clone(),
                     durable: content,
                     dirty: Vec::new(),
@@ -158,6 +176,7 @@ impl FaultyDisk {
             durable_names: names.clone(),
             next: inner.next,
             thrifty: inner.thrifty,
+            capacity: inner.capacity,
             ..Inner::default()
         };
         Self(Arc::new(Mutex::new(after)))
@@ -173,6 +192,7 @@ impl FaultyDisk {
             next: inner.next,
             note: inner.note.clone(),
             thrifty: inner.thrifty,
+            capacity: inner.capacity,
             ..Inner::default()
         };
         Self(Arc::new(Mutex::new(after)))
@@ -220,6 +240,32 @@ impl Inner {
         }
     }
 
+    /// The space of all files, in whole blocks.
+    fn used(&self) -> u64 {
+        let inodes: BTreeSet<Inode> = self.names.values().copied().collect();
+        let lengths = inodes.iter().map(|inode| self.files[inode].length);
+        lengths
+            .map(|length| length.next_multiple_of(BLOCK_BYTES))
+            .sum()
+    }
+
+    /// Allocates the space of a file up to `length`; returns the length that it has then.
+    fn grow(&mut self, inode: Inode, length: u64) -> (u64, io::Result<()>) {
+        let used = self.used();
+        let capacity = self.capacity;
+        let Some(file) = self.files.get_mut(&inode) else {
+            return (0, Ok(()));
+        };
+        let before = file.length;
+        let more =
+            length.max(before).next_multiple_of(BLOCK_BYTES) - before.next_multiple_of(BLOCK_BYTES);
+        if more > 0 && capacity.is_some_and(|capacity| used + more > capacity) {
+            return (before, Err(io::ErrorKind::StorageFull.into()));
+        }
+        file.length = length.max(before);
+        (file.length, Ok(()))
+    }
+
     fn inode(&self, path: &Path) -> io::Result<Inode> {
         self.names
             .get(path)
@@ -256,6 +302,11 @@ impl Disk for FaultyDisk {
         let mut start = self.read(path)?;
         start.truncate(length);
         Ok(start)
+    }
+
+    fn size(&self, path: &Path) -> io::Result<u64> {
+        let inner = self.inner();
+        Ok(inner.files[&inner.inode(path)?].length)
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
@@ -395,6 +446,9 @@ impl DiskFile for Handle {
         } else {
             bytes
         };
+        let (length, grown) = inner.grow(self.inode, offset + bytes.len() as u64);
+        let fits = length.saturating_sub(offset).min(bytes.len() as u64);
+        let (bytes, failed) = (&bytes[..fits as usize], failed.and(grown));
         let bytes = if inner.thrifty {
             &bytes[..bytes.len().min(without_zeros(bytes) + KEPT_ZEROS)]
         } else {
@@ -407,12 +461,19 @@ impl DiskFile for Handle {
         failed
     }
 
+    fn allocate(&mut self, length: u64) -> io::Result<()> {
+        let mut inner = self.disk.inner();
+        inner.step()?;
+        inner.grow(self.inode, length).1
+    }
+
     fn sync(&mut self) -> io::Result<()> {
         let mut inner = self.disk.inner();
         let failed = inner.step();
         if let Some(file) = inner.files.get_mut(&self.inode) {
             let dirty = std::mem::take(&mut file.dirty);
             if failed.is_ok() {
+                file.durable_length = file.length;
                 dirty
                     .iter()
                     .for_each(|(offset, bytes)| put(&mut file.durable, *offset, bytes));

@@ -27,6 +27,10 @@ impl<H: Hook> DiskFile for WatchedFile<H> {
         self.0.write_at(bytes, offset)
     }
 
+    fn allocate(&mut self, length: u64) -> io::Result<()> {
+        self.0.allocate(length)
+    }
+
     fn sync(&mut self) -> io::Result<()> {
         self.1.syncing_file();
         self.0.sync()
@@ -48,6 +52,10 @@ impl<H: Hook> Disk for Watched<H> {
 
     fn read_start(&self, path: &Path, length: usize) -> io::Result<Vec<u8>> {
         FileSystem.read_start(path, length)
+    }
+
+    fn size(&self, path: &Path) -> io::Result<u64> {
+        FileSystem.size(path)
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
