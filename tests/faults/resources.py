@@ -144,7 +144,9 @@ class Life:
         arguments += [f"--{name}={self.folder / place}" for name, place in places.items()]
         arguments += ["--health-address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0"]
         arguments += ["--kubeconfig", str(self.api.kubeconfig(self.folder / "kubeconfig"))]
-        variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")} | {
+            "DRA_AGENT_DEBUG": "1"
+        }
         config = self.folder / "config.toml"
         config.write_text("[health]\nevent_seconds = 2\nrecovery_seconds = 1\n")
         arguments += ["--config", str(config)]

@@ -10,6 +10,7 @@ import ctypes
 import fcntl
 import os
 import resource
+import subprocess
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -71,10 +72,11 @@ def _mapped_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-LIMITS: dict[str, tuple[int, Callable[[int], int]]] = {
-    "threads": (resource.RLIMIT_NPROC, lambda pid: 1),
-    "descriptors": (resource.RLIMIT_NOFILE, lowest_free_descriptor),
-    "memory": (resource.RLIMIT_AS, _mapped_bytes),
+_RESOURCES = {"nproc": resource.RLIMIT_NPROC, "nofile": resource.RLIMIT_NOFILE, "as": resource.RLIMIT_AS}
+LIMITS: dict[str, tuple[str, Callable[[int], int]]] = {
+    "threads": ("nproc", lambda pid: 1),
+    "descriptors": ("nofile", lowest_free_descriptor),
+    "memory": ("as", _mapped_bytes),
 }
 """The limit of each resource, and the value at which a process gets no more than it has."""
 RESOURCES = (*LIMITS, "disk", "stderr")
@@ -84,19 +86,25 @@ def limit(name: str, pids: Iterable[int]) -> None:
     """Give these processes no more than they have. One that has ended needs nothing."""
     kind, value = LIMITS[name]
     for pid in pids:
-        with suppress(ProcessLookupError, FileNotFoundError):
-            _, hard = resource.prlimit(pid, kind)
-            resource.prlimit(pid, kind, (value(pid), hard))
+        with suppress(FileNotFoundError):
+            _set_soft_limit(pid, kind, str(value(pid)))
 
 
 def release(name: str, pids: Iterable[int]) -> None:
     """Give these processes as much as this process has."""
     kind, _ = LIMITS[name]
-    soft = resource.getrlimit(kind)[0]
+    soft = resource.getrlimit(_RESOURCES[kind])[0]
     for pid in pids:
-        with suppress(ProcessLookupError):
-            _, hard = resource.prlimit(pid, kind)
-            resource.prlimit(pid, kind, (soft, hard))
+        _set_soft_limit(pid, kind, "unlimited" if soft == resource.RLIM_INFINITY else str(soft))
+
+
+def _set_soft_limit(pid: int, kind: str, soft: str) -> None:
+    # Root needs CAP_SYS_RESOURCE to change the limits of another user, which that user does not need.
+    user = UID if os.geteuid() == 0 else None
+    command = ["prlimit", "--pid", str(pid), f"--{kind}={soft}:"]
+    done = subprocess.run(command, user=user, group=user, cwd="/", capture_output=True, text=True, check=False)
+    if done.returncode != 0 and Path(f"/proc/{pid}").exists():
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
 FULL = Fault("ENOSPC-sticky", 28, sticky=True)
