@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 import time
@@ -155,6 +156,11 @@ class Supervisor:
         Repetitions are counted, and not logged each time.
         """
         hooks = threading.excepthook, sys.unraisablehook
+        if sys.version_info < (3, 12) and hasattr(os, "pidfd_open"):
+            # The default one starts a thread for each process.
+            watcher = asyncio.PidfdChildWatcher()
+            watcher.attach_loop(loop)
+            asyncio.set_child_watcher(watcher)
         loop.set_exception_handler(lambda _, context: self._failed_callback(context))
         threading.excepthook, sys.unraisablehook = self._failed_thread, self._failed_finalizer
         try:
