@@ -66,6 +66,7 @@ class _Loop:
 
     def __init__(self, supervisor: Supervisor, name: str, of: str) -> None:
         self._supervisor = supervisor
+        supervisor.failures.setdefault(name, 0)  # a series that starts at 1 hides its first increase
         self.name = name
         self._of = {"of": of} if of else {}
         self._clock = supervisor.clock

@@ -13,6 +13,7 @@ from dra_agent.inventory.model import Device, Inventory
 from dra_agent.metrics.allocatable import FreeMemory, Kind
 from dra_agent.metrics.api_server import PublishMetrics, ReportingMetrics
 from dra_agent.metrics.config import ConfigMetrics
+from dra_agent.metrics.process import ProcessMetrics
 from dra_agent.metrics.reclaim import ReclaimSnapshot, SourceSnapshot
 from dra_agent.metrics.registry import Metrics
 from dra_agent.metrics.snapshot import DeviceInfo, DeviceTaint, MetricsSnapshot
@@ -82,6 +83,7 @@ def _agent() -> Metrics:
     metrics.add(PublishMetrics(lambda: stats, {}))
     metrics.add(ReportingMetrics(*cast(Any, [SimpleNamespace(written=0, failed=0, waiting=0, lost=0)] * 2)))
     metrics.add(ConfigMetrics(lambda: (True, 0.0, 0)))
+    metrics.add(ProcessMetrics({"reclaim": 0}, lambda: 0))
     metrics.add(_telemetry())
     return metrics
 
