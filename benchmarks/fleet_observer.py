@@ -10,6 +10,7 @@ from fleet_inventory import mismatch
 from dra_agent.inventory.model import Inventory
 from dra_agent.kube_client import RESOURCE_SLICES, ApiClient, ObjectList, WatchEvent
 from dra_agent.kube_client.reflector import Reflector
+from dra_agent.retry import Backoff
 
 
 class FleetObserver(Reflector):
@@ -17,7 +18,9 @@ class FleetObserver(Reflector):
 
     def __init__(self, api: ApiClient) -> None:
         # Urgent: after a restart of the API server it has to measure the agents, not its own jitter.
-        super().__init__(api, RESOURCE_SLICES, {}, subject="slices of the fleet", urgent=lambda: True)
+        super().__init__(
+            api, RESOURCE_SLICES, {}, subject="slices of the fleet", backoff=Backoff.for_lists(urgent=lambda: True)
+        )
         self._desired: dict[str, Inventory] = {}
         self._slices: dict[str, dict[str, dict[str, Any]]] = {}
         self._differences: dict[str, str] = {}

@@ -136,7 +136,7 @@ class _Server(ThreadingHTTPServer):
         self._tls = tls
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._running = threading.BoundedSemaphore(MAX_THREADS)
-        self._threads = DaemonExecutor(MAX_THREADS, "http request", kept=_KEPT_THREADS)
+        self._request_threads = DaemonExecutor(MAX_THREADS, "http request", kept=_KEPT_THREADS)
         self._is_short = False
         """Whether the system had no room for the last connection."""
         self._lock = threading.Lock()
@@ -182,11 +182,11 @@ class _Server(ThreadingHTTPServer):
             self._discard(request)
             self.shutdown_request(request)  # connections come faster than threads end
             return
-        self._threads.submit(self.process_request_thread, request, client_address)
+        self._request_threads.submit(self.process_request_thread, request, client_address)
 
     def server_close(self) -> None:
         super().server_close()
-        self._threads.shutdown()
+        self._request_threads.shutdown()
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 import time
@@ -65,6 +66,7 @@ class _Loop:
 
     def __init__(self, supervisor: Supervisor, name: str, of: str) -> None:
         self._supervisor = supervisor
+        supervisor.failures.setdefault(name, 0)  # a series that starts at 1 hides its first increase
         self.name = name
         self._of = {"of": of} if of else {}
         self._clock = supervisor.clock
@@ -155,6 +157,11 @@ class Supervisor:
         Repetitions are counted, and not logged each time.
         """
         hooks = threading.excepthook, sys.unraisablehook
+        if sys.version_info < (3, 12) and hasattr(os, "pidfd_open"):
+            # The default one starts a thread for each process.
+            watcher = asyncio.PidfdChildWatcher()
+            watcher.attach_loop(loop)
+            asyncio.set_child_watcher(watcher)
         loop.set_exception_handler(lambda _, context: self._failed_callback(context))
         threading.excepthook, sys.unraisablehook = self._failed_thread, self._failed_finalizer
         try:

@@ -14,6 +14,7 @@ from dra_agent.metrics.allocatable import FreeMemory, Kind
 from dra_agent.metrics.api_server import PublishMetrics, ReportingMetrics
 from dra_agent.metrics.config import ConfigMetrics
 from dra_agent.metrics.liveness import LivenessMetrics
+from dra_agent.metrics.process import ProcessMetrics
 from dra_agent.metrics.reclaim import ReclaimSnapshot, SourceSnapshot
 from dra_agent.metrics.registry import Metrics
 from dra_agent.metrics.snapshot import DeviceInfo, DeviceTaint, MetricsSnapshot
@@ -84,6 +85,7 @@ def _agent() -> Metrics:
     metrics.add(ReportingMetrics(*cast(Any, [SimpleNamespace(written=0, failed=0, waiting=0, lost=0)] * 2)))
     metrics.add(ConfigMetrics(lambda: (True, 0.0, 0)))
     metrics.add(LivenessMetrics(list))
+    metrics.add(ProcessMetrics({"reclaim": 0}, lambda: 0))
     metrics.add(_telemetry())
     return metrics
 

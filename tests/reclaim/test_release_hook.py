@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import sys
 import time
 import warnings
@@ -76,6 +77,23 @@ def test_a_failing_hook_is_logged_and_does_not_stop_others(
 ) -> None:
     asyncio.run(run_hooks(command, claims("a", "b"), 600.0))
     assert sum(message in record.message and record.levelname == "ERROR" for record in caplog.records) == 2
+
+
+def test_a_hook_waits_until_the_system_has_room_for_it(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def scenario() -> dict[str, str]:
+        command = python(f"open('{tmp_path}/ran', 'w').close()")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        try:
+            hooks = asyncio.create_task(run_hooks(command, claims("a"), 10 * DEADLINE_S))
+            await asyncio.wait([hooks], timeout=0.05)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        return await hooks
+
+    assert asyncio.run(scenario()) == {}
+    assert (tmp_path / "ran").exists()
 
 
 def test_without_time_no_hook_is_started(tmp_path: Path) -> None:

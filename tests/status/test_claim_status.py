@@ -19,6 +19,7 @@ from dra_agent.inventory.model import Device
 from dra_agent.kube_client import ApiClient
 from dra_agent.status import ClaimStatusWriter, Condition, PreparedClaim
 from dra_agent.status.device_status import DeviceKey
+from dra_agent.supervisor import supervisor
 from eventually import DEADLINE_S, eventually_async
 from fake_apiserver.fake import FakeApi
 from status.conftest import DRIVER, POOL, Host, claim, result
@@ -486,3 +487,24 @@ def test_only_claims_with_selected_families_cause_requests(fake_api: FakeApi, ru
     run_with_client(scenario)
     assert [entry["device"] for entry in entries(fake_api, "both")] == ["nic-0"]
     assert not [request for request in fake_api.requests if "gpu-only" in request.path]
+
+
+def test_the_writer_survives_a_claim_that_is_released_before_it_runs(
+    fake_api: FakeApi, run_with_client: Any, host: Host
+) -> None:
+    fake_api.put("resourceclaims", claim("last", result("gpu-0")))
+
+    async def scenario(api: ApiClient) -> None:
+        status = ClaimStatusWriter(api, DRIVER, host, debounce_s=0.0)
+        status.start()
+        await asyncio.sleep(0)  # it waits for a claim
+        status.prepared(held("gone", "gpu-0"))
+        status.released("uid-gone")
+        await asyncio.sleep(0)
+        failures = supervisor().failures["claim status"]
+        status.prepared(held("last", "gpu-0"))
+        await eventually_async(lambda: entries(fake_api, "last"))
+        assert supervisor().failures["claim status"] == failures
+        await status.stop()
+
+    run_with_client(scenario)

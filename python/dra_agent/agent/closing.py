@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from dra_agent.daemon_threads import DaemonExecutor
+from dra_agent.supervisor import on_thread
+from dra_agent.threads import NoThreadError
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +20,10 @@ CLOSE_TIMEOUT_S = 10.0
 async def close_on_thread(name: str, close: Callable[[], object], *, limit_s: float = CLOSE_TIMEOUT_S) -> bool:
     """Call `close` and wait for it; False if it takes longer. Raises what it raises."""
     executor = DaemonExecutor(1, f"close {name}")
-    closed = asyncio.get_running_loop().run_in_executor(executor, close)
+    try:
+        closed = asyncio.get_running_loop().run_in_executor(executor, close)
+    except NoThreadError:
+        closed = on_thread(close)
     try:
         # The thread is not ended by a timeout, and must not touch a future that is canceled.
         async with asyncio.timeout(limit_s):

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from dra_agent.agent import logs
 from dra_agent.agent.closing import ClosingStack
 from dra_agent.agent.config import Config, listen_address
 from dra_agent.agent.device_state import DeviceState
@@ -20,6 +21,7 @@ from dra_agent.errors import AgentError, UsageError
 from dra_agent.health.monitor import Summary
 from dra_agent.inventory.model import Inventory
 from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.supervisor import supervisor
 
 if TYPE_CHECKING:
     from dra_agent.metrics.registry import Metrics
@@ -160,6 +162,7 @@ class Observability:
         from dra_agent.metrics.allocatable import AllocatableTracker
         from dra_agent.metrics.config import ConfigMetrics
         from dra_agent.metrics.liveness import LivenessMetrics
+        from dra_agent.metrics.process import ProcessMetrics
         from dra_agent.metrics.registry import Metrics
         from dra_agent.metrics.snapshot import MetricsSnapshot, collect
 
@@ -185,6 +188,7 @@ class Observability:
         metrics = Metrics(read)
         metrics.add(ConfigMetrics(configuration))
         metrics.add(LivenessMetrics(self._liveness.failures))
+        metrics.add(ProcessMetrics(supervisor().failures, logs.dropped_lines))
         return metrics
 
     def _list_containers(self) -> Callable[[], list[tuple[str, str, str, str]]] | None:

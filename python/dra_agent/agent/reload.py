@@ -17,8 +17,8 @@ from dra_agent.agent import logs
 from dra_agent.agent.config import Config, checksum
 from dra_agent.agent.config_keys import changed_keys, is_reloadable
 from dra_agent.agent.config_problems import ConfigError
+from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import AgentError
-from dra_agent.threads import NoThreadError, start_thread
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class Reload:
         self._pending = 0
         self._is_requested = False
         self._lock = threading.Lock()
+        self._thread = DaemonExecutor(1, "reload", kept=1)
 
     def follow(self, apply: Callable[[Config], None]) -> None:
         """Have `apply` called on the thread with a changed configuration; if it raises AgentError, nothing changed."""
@@ -73,12 +74,7 @@ class Reload:
             self._pending = min(self._pending + 1, 2)
             if self._pending > 1:
                 return
-        try:
-            start_thread("reload", self._follow)
-        except NoThreadError as error:
-            with self._lock:
-                self._pending = 0
-            log.error("configuration not reloaded, the current one stays", extra={"reason": str(error)})
+        self._thread.submit(self._follow)
 
     def _follow(self) -> None:
         more = True

@@ -286,16 +286,16 @@ class ReclaimService:
             await self._change(self._apply_pending)
 
     def _apply_pending(self, state: ReclaimState, now: datetime) -> ReclaimState:
-        signals, self._pending_signals = self._pending_signals, []
-        for signal in signals:
-            extra = {"source": signal.source, "event": signal.event, "what": signal.description}
+        for signal in self._pending_signals:
             if signal.kind != "clear" and is_past(state, signal):
-                log.info("an event from before the host's boot is ignored", extra=extra)
-            try:
-                state = apply(state, signal, now)
-            except Exception:  # the others must still be acted on
-                log.exception("a signal is not acted on because of a defect", extra=extra)
-        return expire(state, now)
+                log.info(
+                    "an event from before the host's boot is ignored",
+                    extra={"source": signal.source, "event": signal.event, "what": signal.description},
+                )
+            state = apply(state, signal, now)
+        state = expire(state, now)
+        self._pending_signals = []  # only now: they are applied again after a failure
+        return state
 
     async def _request(self, signal: Signal, step: Step) -> None:
         """Act on a request after all that other agents have saved, and wait until it is on disk."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -25,6 +26,9 @@ from dra_agent.supervisor import supervisor
 
 log = logging.getLogger(__name__)
 
+SHORTAGE_RETRY_S = 0.25
+"""Seconds until a program is started again for which the system had no room."""
+_SHORTAGES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 _MAX_CONCURRENT_HOOKS = 16
 
 
@@ -61,13 +65,7 @@ async def _run(
             # A timeout in the past cancels at the next wait, which may be after the start of the program.
             if asyncio.get_running_loop().time() >= end:
                 raise TimeoutError
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                executable=executable(command[0]),
-                env=inherited_environment(claim),
-                start_new_session=True,
-            )
+            process = await _start(command, claim)
             code = await process.wait()
     except TimeoutError:
         failures[uid] = "its hook took too long and was killed"
@@ -85,6 +83,23 @@ async def _run(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+
+
+async def _start(command: Sequence[str], claim: Mapping[str, str]) -> asyncio.subprocess.Process:
+    """Start a program once the system has room for it. Raises OSError for any other reason."""
+    while True:
+        try:
+            return await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                executable=executable(command[0]),
+                env=inherited_environment(claim),
+                start_new_session=True,
+            )
+        except OSError as error:
+            if error.errno not in _SHORTAGES:
+                raise
+        await asyncio.sleep(SHORTAGE_RETRY_S)
 
 
 NOTIFY_INTERVAL_S = 0.5
@@ -111,6 +126,8 @@ class StandaloneDrain:
         self._on_change = on_change
         self._records: dict[str, ClaimReleaseStatus] = {}
         self._complete = False
+        self._is_hooked = False
+        """Whether the hooks of this notice have run: they do not run again if its release starts again."""
         self._task: asyncio.Task[None] | None = None
 
     async def prepare(self) -> None:
@@ -157,18 +174,13 @@ class StandaloneDrain:
             self._task = supervisor().loop("reclaim resume", self._service.resume)
 
     def _begin(self) -> None:
-        self._complete = False
+        self._complete = self._is_hooked = False
         self._task = supervisor().loop("reclaim release", self._release_claims)
 
     async def _release_claims(self) -> None:
         await self._service.suspend(_why(self._reclaim.state), release=False)
-        allocated = await self._service.allocated()
-        now = STEADY.now()
-        self._records = {view.uid: ClaimReleaseStatus(view.uid, view.namespace, view.name, now) for view in allocated}
-        variables = [self._variables(view) for view in allocated]
-        failures = await run_hooks(self._settings().hook, variables, self._hook_timeout_s())
-        for uid, failure in failures.items():
-            self._records[uid].unknown = failure
+        if not self._is_hooked:
+            await self._run_hooks()
         await self._service.suspend(_why(self._reclaim.state), release=True)
         await self._wait_released()
         self._complete = True
@@ -177,6 +189,16 @@ class StandaloneDrain:
         while True:
             await self._reclaim.released()
             await asyncio.sleep(NOTIFY_INTERVAL_S)
+
+    async def _run_hooks(self) -> None:
+        allocated = await self._service.allocated()
+        now = STEADY.now()
+        self._records = {view.uid: ClaimReleaseStatus(view.uid, view.namespace, view.name, now) for view in allocated}
+        variables = [self._variables(view) for view in allocated]
+        self._is_hooked = True
+        failures = await run_hooks(self._settings().hook, variables, self._hook_timeout_s())
+        for uid, failure in failures.items():
+            self._records[uid].unknown = failure
 
     async def _wait_released(self) -> None:
         steps = self._service.steps
