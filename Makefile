@@ -13,7 +13,7 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-pictures docs-reference lock build check demo test test-all test-rest test-core-python test-core-rust test-rest-python test-rust test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages test-vm test-sources clean cluster cluster-down test-cluster test-earlier test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests measures
+.PHONY: help docs docs-pictures docs-reference lock build check demo test test-all test-rest test-core-python test-core-rust test-rest-python test-rust test-cel test-tools lint audit fmt proto bench bench-cluster bench-compare bench-fleet bench-reclaim bench-capacity install uninstall wheel sdist deb test-packages test-vm test-sources clean cluster cluster-down test-cluster test-earlier test-gpu cluster-programs faults faults-disk faults-server faults-resources coverage fuzz soak lifecycle mutants-python mutants-rust manifests measures
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -162,7 +162,7 @@ test-cluster: build ## run scenarios on a real two-node cluster; requires root, 
 	@# On a disk, because container images and etcd data can exceed the available memory.
 	DRA_AGENT_TEST_KUBERNETES=$(KUBERNETES) DRA_AGENT_TEST_GATES=$(GATES) TMPDIR=$${TMPDIR:-/tmp} $(PY) -m pytest -n 2 --dist loadfile tests/cluster tests/deploy $(ARGS)
 
-faults: faults-disk faults-server ## make each write and each API request of an agent fail once, in all ways (about three hours)
+faults: faults-disk faults-server faults-resources ## make each write, API request and resource of an agent fail once, in all ways (about four hours)
 
 faults-disk: build ## make each call that writes state fail once (ARGS='--every 20': a sample)
 	PYTHONPATH=tests $(PY) -m faults.campaign $(ARGS)
@@ -170,6 +170,8 @@ faults-disk: build ## make each call that writes state fail once (ARGS='--every 
 faults-server: build ## make each request to the API server fail once (ARGS='--every 20': a sample)
 	PYTHONPATH=tests $(PY) -m faults.server $(ARGS)
 
+faults-resources: build ## take threads, descriptors, memory, disk and a read stderr away for 5 s, at fifty moments (ARGS='--every 20': a sample)
+	PYTHONPATH=tests $(PY) -m faults.resources $(ARGS)
 
 MINUTES ?= 0
 soak: build ## detect resource leaks: 100,000 claims with faults and restarts (about half an hour; MINUTES=10: as many as fit)

@@ -141,6 +141,7 @@ PLACES: dict[str, pytest.MarkDecorator] = {
     **dict.fromkeys(
         (
             "cli/test_user_terminals.py",
+            "faults/test_resource_faults.py",
             "publish/test_many_reflectors.py",
             "simulate/test_changes_while_an_agent_writes.py",
         ),

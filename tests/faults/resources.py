@@ -27,6 +27,7 @@ import urllib.request
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,19 @@ MAX_LOG_BYTES = 4 << 20
 POLL_INTERVAL_S = 0.02
 
 
+@dataclass(frozen=True)
+class Options:
+    """How long a shortage lasts, and how long each step may take."""
+
+    shortage_s: float = SHORTAGE_S
+    deadline_s: float = DEADLINE_S
+
+
 class Life:
     """One agent from its first start to its last stop, with the world around it."""
 
-    def __init__(self, folder: Path, library: Path) -> None:
+    def __init__(self, folder: Path, library: Path, options: Options) -> None:
+        self.options = options
         self.folder, self.state, self.cdi = folder, folder / "state", folder / "cdi"
         self.host = self.state / "simulated" / PROFILE
         dra_simulate.build(PROFILE, self.host)
@@ -103,7 +113,7 @@ class Life:
                     await asyncio.sleep(0)
                 started = time.monotonic()
                 try:
-                    await asyncio.wait_for(step(self), DEADLINE_S)
+                    await asyncio.wait_for(step(self), self.options.deadline_s)
                 except TimeoutError:
                     raise BrokenPromiseError(
                         f"{name}: not done after {DEADLINE_S:.0f} s {self.last_response}"
@@ -124,7 +134,7 @@ class Life:
         await asyncio.sleep(delay_s)
         self.shortages.begin(shortage)
         try:
-            await asyncio.sleep(SHORTAGE_S)
+            await asyncio.sleep(self.options.shortage_s)
         finally:
             self.shortages.end(shortage)
 
@@ -384,8 +394,8 @@ async def _until(condition: Callable[[], bool]) -> None:
 class Worker:
     """Runs lives on the loop of all workers: gRPC has one loop in a process."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, library: Path) -> None:
-        self._loop, self._library = loop, library
+    def __init__(self, loop: asyncio.AbstractEventLoop, library: Path, options: Options) -> None:
+        self._loop, self._library, self._options = loop, library, options
         self.durations_s: list[float] = []
         self._log = ""
 
@@ -405,7 +415,7 @@ class Worker:
     def _live(self, moment: int | None, shortage: str) -> Life:
         # Short: sockets of a kubelet are created below it.
         with tempfile.TemporaryDirectory(prefix="dra-") as folder:
-            life = Life(Path(folder), self._library)
+            life = Life(Path(folder), self._library, self._options if moment is not None else Options())
             try:
                 running = life.run(moment, shortage, self.durations_s)
                 asyncio.run_coroutine_threadsafe(running, self._loop).result()
@@ -422,14 +432,17 @@ def moments() -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     Selection.add_arguments(parser, RESOURCES)
-    selection = Selection.of(parser.parse_args(), Path("target/faults/resources"))
+    parser.add_argument("--seconds", type=float, default=SHORTAGE_S, help=f"of a shortage (default: {SHORTAGE_S:.0f})")
+    parser.add_argument("--deadline", type=float, default=DEADLINE_S, help=f"of a step (default: {DEADLINE_S:.0f})")
+    args = parser.parse_args()
+    options, selection = Options(args.seconds, args.deadline), Selection.of(args, Path("target/faults/resources"))
     with Termination() as termination, tempfile.TemporaryDirectory(prefix="dra-faults-") as folder:
         os.environ["LD_PRELOAD"] = str(library := build(Path(folder)))
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever)
         thread.start()
         try:
-            workers = [Worker(loop, library) for _ in range(selection.jobs)]
+            workers = [Worker(loop, library, options) for _ in range(selection.jobs)]
             try:
                 durations_s = workers[0].rehearse()
             except BrokenPromiseError as error:
