@@ -198,8 +198,9 @@ class Life:
 
     def _check_log(self, shortage: str) -> None:
         text = self.log.text()
-        if "Traceback" in text and shortage != "memory":
-            raise BrokenPromiseError("a traceback in the log")
+        found = re.search(r"^.*\n(Traceback.*\n(?: .*\n)*.*)", text, re.MULTILINE)
+        if found and shortage != "memory":
+            raise BrokenPromiseError(f"a traceback in the log:\n{found[0]}")
         if len(text) > MAX_LOG_BYTES:
             raise BrokenPromiseError(f"{len(text)} bytes of log")
         if self.ends and shortage != "memory":
