@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from dra_agent.errors import RetryableError
-from dra_agent.standalone.store import FILE, Store
+from dra_agent.standalone.store import Store
+from dra_agent.standalone.store_file import FILE
 
 
 def filled(directory: Path, count: int = 200) -> None:
@@ -131,7 +132,7 @@ def test_every_connection_to_a_damaged_store_is_closed(
     store = Store(tmp_path)
     assert store.problems and sorted(opened.values()) == [FILE, FILE]
     store.close()
-    assert len(kept) == 4 and opened == {}
+    assert len(kept) == 5 and opened == {}
 
 
 def test_a_missing_directory_is_one_clear_message(tmp_path: Path) -> None:
