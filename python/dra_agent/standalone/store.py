@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -19,6 +19,7 @@ import msgspec
 from dra_agent import atomic_file
 from dra_agent.errors import RetryableError
 from dra_agent.json_decode import decode_json
+from dra_agent.standalone.reserve import Reserve, is_disk_full
 from dra_agent.standalone.store_file import FILE, MODE, open_reader, open_writer, refused, unused_name
 from dra_agent.standalone.store_rescue import rescue, resume
 
@@ -29,6 +30,7 @@ _PUT = (
     "INSERT INTO objects (kind, namespace, name, body) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (kind, namespace, name) DO UPDATE SET body = excluded.body"
 )
+_FIND = "SELECT 1 FROM objects WHERE kind = ? AND namespace = ? AND name = ?"
 ROWS_AT_A_TIME = 500
 """Objects that are read while the lock is held; writers come between."""
 
@@ -60,15 +62,16 @@ class Store:
         self.problems: list[str] = []
         self._lock = threading.Lock()
         self._read_lock = threading.Lock()
+        self._reserve = Reserve(self.path.with_name(f"{FILE}.reserve"))
         try:
             self.problems += resume(self.path)
             try:
-                self._connection = open_writer(self.path)
+                self._connection = self._open()
             except sqlite3.OperationalError:
                 raise
             except sqlite3.DatabaseError as error:
                 self.problems += rescue(self.path, str(error))
-                self._connection = open_writer(self.path)
+                self._connection = self._open()
             try:
                 self._reader = open_reader(self.path)
             except BaseException:
@@ -76,22 +79,28 @@ class Store:
                 raise
         except (sqlite3.DatabaseError, OSError) as error:
             raise refused(self.path, error) from error
+        self._reserve.fill()
 
     def put(self, kind: str, namespace: str, name: str, value: dict[str, Any]) -> None:
         """Keep an object; one that was there before keeps its place in the order."""
         self.put_all([(kind, namespace, name, value)])
 
     def put_all(self, objects: Iterable[tuple[str, str, str, dict[str, Any]]]) -> None:
-        """Keep objects, each as kind, namespace, name and value, in this order: all of them or none."""
+        """Keep objects, each as kind, namespace, name and value, in this order: all of them or none.
+
+        On a full disk, objects that were there before can still be replaced: a claim that is released, for example.
+        """
         rows = [(kind, namespace, name, msgspec.json.encode(value)) for kind, namespace, name, value in objects]
-        with self._writing() as connection:
-            connection.executemany(_PUT, rows)
+
+        def add(connection: sqlite3.Connection) -> bool:
+            return any(connection.execute(_FIND, row[:3]).fetchone() is None for row in rows)
+
+        self._write(lambda connection: connection.executemany(_PUT, rows), adds=add)
 
     def rewrite(self, objects: Iterable[tuple[int, dict[str, Any]]]) -> None:
         """Replace objects, each as position and value: all of them or none."""
         rows = [(msgspec.json.encode(value), position) for position, value in objects]
-        with self._writing() as connection:
-            connection.executemany("UPDATE objects SET body = ? WHERE position = ?", rows)
+        self._write(lambda connection: connection.executemany("UPDATE objects SET body = ? WHERE position = ?", rows))
 
     def set_aside(self, objects: Iterable[tuple[StoredObject, str]]) -> None:
         """Move objects that cannot be used, each with the reason, to a file next to this one; `problems` reports it."""
@@ -102,10 +111,8 @@ class Store:
             atomic_file.write(aside, b"".join(line + b"\n" for line in lines), mode=MODE, durable=True)
         except OSError as error:
             raise refused(aside, error) from error
-        with self._writing() as connection:
-            connection.executemany(
-                "DELETE FROM objects WHERE position = ?", [(stored.position,) for stored, _ in objects]
-            )
+        positions = [(stored.position,) for stored, _ in objects]
+        self._write(lambda connection: connection.executemany("DELETE FROM objects WHERE position = ?", positions))
         for stored, reason in objects:
             position = stored.position
             self.problems.append(f"{self.path}: object {position} cannot be used ({reason}); set aside in {aside.name}")
@@ -113,11 +120,8 @@ class Store:
 
     def delete(self, kind: str, namespace: str, name: str) -> bool:
         """Delete an object; return False if it does not exist."""
-        with self._writing() as connection:
-            cursor = connection.execute(
-                "DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", (kind, namespace, name)
-            )
-            return cursor.rowcount > 0
+        query = "DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?"
+        return self._write(lambda connection: connection.execute(query, (kind, namespace, name))).rowcount > 0
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         """Find one object; raises RetryableError if the file cannot be read."""
@@ -194,11 +198,37 @@ class Store:
                     hint="check the disk (dmesg); a restart of the agent keeps what is readable",
                 ) from error
 
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _open(self) -> sqlite3.Connection:
+        try:
+            return open_writer(self.path)
+        except sqlite3.OperationalError as error:
+            if not is_disk_full(error):
+                raise
+        self._reserve.empty()
+        return open_writer(self.path)
+
+    def _write(
+        self,
+        change: Callable[[sqlite3.Connection], sqlite3.Cursor],
+        *,
+        adds: Callable[[sqlite3.Connection], bool] | None = None,
+    ) -> sqlite3.Cursor:
+        """Commit a change. On a full disk only one that `adds` no object, with the space of the reserve."""
         with self._lock:
+            connection = self._connection
             try:
-                with self._connection:
-                    yield self._connection
+                if adds is not None and (reason := self._reserve.fill()) is not None and adds(connection):
+                    raise sqlite3.OperationalError(f"no space is left for the release of claims: {reason}")
+                try:
+                    with connection:
+                        return change(connection)
+                except sqlite3.OperationalError as error:
+                    if not is_disk_full(error) or (adds is not None and adds(connection)):
+                        raise
+                self._reserve.empty()
+                # The pages that were written before can be used again.
+                connection.execute("PRAGMA wal_checkpoint(RESTART)")
+                with connection:
+                    return change(connection)
             except sqlite3.DatabaseError as error:
                 raise refused(self.path, error) from error
