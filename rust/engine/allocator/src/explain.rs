@@ -55,7 +55,10 @@ impl ResolvedQuery<'_> {
                 explanation.results = results;
             }
             Ok(None) => joint_conflicts::find(self, &mut explanation),
-            Err(error) => explanation.error = Some(error.to_string()),
+            Err(error) => {
+                explanation.fatal = error.ends_attempt(self.gates.minor);
+                explanation.error = Some(error.to_string());
+            }
         }
         summary::write(&mut explanation);
         explanation

@@ -111,19 +111,23 @@ pub struct Response {
     pub results: Vec<AllocationResult>,
     /// The error of the allocation. `None` if the claims do not fit.
     pub error: Option<String>,
+    /// At the error, kube-scheduler places the pod on no node.
+    pub fatal: bool,
 }
 
-impl From<Result<Option<Vec<AllocationResult>>, Error>> for Response {
-    fn from(result: Result<Option<Vec<AllocationResult>>, Error>) -> Self {
+impl Response {
+    /// The response of a kube-scheduler of this minor version.
+    pub(crate) fn new(result: Result<Option<Vec<AllocationResult>>, Error>, minor: u32) -> Self {
         match result {
             Ok(Some(results)) => Self {
                 allocated: true,
                 results,
-                error: None,
+                ..Self::default()
             },
             Ok(None) => Self::default(),
             Err(error) => Self {
                 error: Some(error.to_string()),
+                fatal: error.ends_attempt(minor),
                 ..Self::default()
             },
         }

@@ -265,8 +265,10 @@ fn tally<'a>(
         let candidate = candidate_set.candidates[index];
         let device = candidate.device;
         let used = in_use.of(candidate.id());
+        let names = candidate_set.capacity_names(&candidate);
         let has_capacity = |allocated| {
-            let shortfall = capacity::shortfall(task.request.capacity, device, allocated, None);
+            let request = task.request.capacity;
+            let shortfall = capacity::shortfall(request, device, names, allocated, None);
             shortfall.is_ok_and(|shortfall| shortfall.is_none())
         };
         if task.all.is_some() && !has_capacity(None) {
