@@ -145,6 +145,10 @@ def _explain_files(args: argparse.Namespace) -> int:
             where=", ".join(args.filename),
             hint="give the cluster with --slices and --classes, or a pod that uses the claims",
         )
+    if args.scheduler_version is not None:
+        raise UsageError(
+            "--scheduler-version is for a cluster", hint="leave it out, or give --from and a pod that uses the claims"
+        )
     inputs = read_inputs(users, classes=args.classes, slices=args.slices, allocated=args.allocated)
     state = _state_of_files(args, inputs) if args.slices else _state_of_agent(args, inputs)
     own = {full_name(claim) for claim in inputs.claims}

@@ -46,6 +46,8 @@ MIN_MINOR_OF_FATAL_TIMEOUT = 36
 TIMEOUT = "no result within"
 """The begin of the error of a search that reached its deadline (rust/engine/allocator/src/error.rs)."""
 FITS = "fits"
+_USABLE = (FITS, "is already allocated")
+"""The summaries of claims that do not keep others from a node (rust/engine/allocator/src/explain/summary.rs)."""
 NOT_EVALUATED = "not evaluated"
 LATE = f"{NOT_EVALUATED}: no result in time"
 
@@ -428,9 +430,14 @@ def why(explanation: dict[str, Any]) -> str:
     if explanation["fits"]:
         return "fits"
     notes = [pool["problem"] for pool in explanation["pools"] if pool["problem"]]
-    summaries = [claim["summary"] for claim in explanation["claims"] if claim["summary"] != "fits"]
+    summaries = [_of_claim(claim) for claim in explanation["claims"] if claim["summary"] not in _USABLE]
     text = explanation["error"] or (summaries[0] if summaries else explanation["summary"])
     return f"{text}; {notes[0]}" if notes else str(text)
+
+
+def _of_claim(claim: dict[str, Any]) -> str:
+    # A claim with an allocation can be another one than that which is explained.
+    return f"claim {claim['claim']} {claim['summary']}" if claim["already_allocated"] else str(claim["summary"])
 
 
 def _holders(nodes: Sequence[dict[str, Any]], snapshot: Snapshot) -> list[dict[str, Any]]:

@@ -90,6 +90,7 @@ fn evaluate_claims(query: &ResolvedQuery<'_>, explanation: &mut Explanation) -> 
             claim: claim_name(claim),
             uid: claim.metadata.uid.clone(),
             already_allocated: allocation_of(claim).is_some(),
+            summary: query.elsewhere(claim).unwrap_or_default(),
             ..ClaimReport::default()
         };
         if !report.already_allocated

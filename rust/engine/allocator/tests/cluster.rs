@@ -282,7 +282,7 @@ fn the_claim_that_is_allocated_on_another_node_is_named() {
     assert_eq!(sweep.fits, ["n2"]);
     assert_eq!(
         sweep.reasons["n1"],
-        "claim ns/there is allocated on another node"
+        "claim ns/there is allocated on another node: gpu.example.com/n2/d0"
     );
 }
 

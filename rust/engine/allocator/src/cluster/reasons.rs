@@ -188,15 +188,10 @@ fn fits_without(query: &ResolvedQuery<'_>, names: &[String]) -> Result<bool, Err
 }
 
 fn allocated_elsewhere(query: &ResolvedQuery<'_>) -> String {
-    let unusable = query.claims.iter().find(|claim| {
-        let alone = ResolvedQuery {
-            claims: std::slice::from_ref(*claim),
-            ..*query
-        };
-        alone.allocations_are_usable() == Ok(false)
-    });
-    let name = unusable.map(claim_name).unwrap_or_default();
-    format!("claim {name} is allocated on another node")
+    let mut claims = query.claims.iter();
+    let found = claims.find_map(|claim| Some((claim_name(claim), query.elsewhere(claim)?)));
+    let (name, place) = found.unwrap_or_default();
+    format!("claim {name} {place}")
 }
 
 fn unusable_pool(candidate_set: &CandidateSet<'_>) -> Option<String> {
