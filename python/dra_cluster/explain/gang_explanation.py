@@ -10,6 +10,7 @@ from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError
 from dra_agent.explain.gates import derived_attributes, gates_in_use, notes_of
 from dra_cluster.explain.counts import has
+from dra_cluster.explain.fatal_error import NOTE
 from dra_cluster.explain.gang_evaluation import Evaluation, evaluate, failure_of
 from dra_cluster.explain.gang_limits import impossible
 from dra_cluster.explain.gang_members import Gang
@@ -51,6 +52,8 @@ def _explained_devices(snapshot: Snapshot, gang: Gang, node: str | None, deadlin
         "subject": gang.subject,
         "fits": False,
         "summary": "",
+        "scheduler_version": str(snapshot.scheduler),
+        "fatal": None,
         "members": gang.total,
         "needed": gang.needed,
         "running": gang.running,
@@ -110,7 +113,11 @@ def _explained(result: Object, evaluation: Evaluation, snapshot: Snapshot, node:
         about = {"member": member.name, "kind": gang.kinds[kind].name, "failed": len(outcome.failed)}
         result["failure"] = {**about, **failures[0]}
     result["summary"] = summary(gang, outcome, result["failure"], usable)
-    if evaluation.unknown:
+    result["notes"] += evaluation.notes
+    if evaluation.fatal:
+        result["fatal"] = next(iter(evaluation.fatal.values())).as_object()
+        result["notes"].append(NOTE)
+    elif evaluation.unknown:
         result["notes"].append(evaluation.unknown_note)
     elif not result["fits"] and not outcome.is_late:
         proof = impossible(evaluation, snapshot)
