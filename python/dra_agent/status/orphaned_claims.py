@@ -304,6 +304,7 @@ class HolderCheckingPreparer:
             raise DeviceHeldError(
                 error.message,
                 where=error.where,
+                public=error.public,
                 hint="if that claim no longer exists, the agent releases it automatically within minutes, or at once: "
                 f"`dra-agent claim release {holders[0].uid}` on this node",
             ) from error
