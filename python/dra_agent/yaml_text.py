@@ -18,11 +18,14 @@ def load(text: str | bytes, loader: Any = None) -> Any:
     """
     import yaml
 
-    _check(text)
+    try:
+        _check(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.reader.ReaderError, yaml.scanner.ScannerError, yaml.parser.ParserError):
+        _check(text, yaml.SafeLoader)  # which reads some texts that libyaml refuses, and has other messages
     return yaml.load(text, Loader=loader or yaml.SafeLoader)  # noqa: S506 - only safe loaders are passed
 
 
-def _check(text: str | bytes) -> None:
+def _check(text: str | bytes, parser: Any) -> None:
     """Count what the text is with its aliases written out, in one pass over its events."""
     import yaml
 
@@ -31,7 +34,7 @@ def _check(text: str | bytes) -> None:
     opened: list[tuple[str | None, int, int]] = [(None, 0, 0)]
     """Anchor, size and depth of the nodes that are open; the first one is the text."""
     aliased = 0
-    for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    for event in yaml.parse(text, parser):
         size = depth = 0
         if isinstance(event, yaml.CollectionStartEvent):
             opened.append((event.anchor, 1, 1))
