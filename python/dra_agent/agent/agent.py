@@ -44,6 +44,7 @@ from dra_agent.agent.rolling_update import InstanceRegistry, StateLock, remove_l
 from dra_agent.agent.setup_registry import agent_host
 from dra_agent.agent.shared_ledger import SharedLedger
 from dra_agent.agent.signals import Signals, run_unless
+from dra_agent.agent.tree_watch import TreeWatch, unannounced_trees
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import RetryableError
 from dra_agent.health.monitor import Monitor
@@ -248,6 +249,7 @@ class Agent:
             thread=thread,
             changed=mode.devices_changed,
             follows_kernel=str(host.sysfs) == "/sys",
+            watch=TreeWatch(unannounced_trees(host)),
         )
         await refresh_loop.start()
         stack.push_async_callback(refresh_loop.stop)
