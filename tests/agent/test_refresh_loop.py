@@ -194,6 +194,19 @@ def test_a_failed_refresh_does_not_end_the_loop(monkeypatch: pytest.MonkeyPatch,
     run_loop(monkeypatch, scenario)
 
 
+def test_a_refresh_that_keeps_failing_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(refresh_loop, "UNANNOUNCED_INTERVAL_S", 0.01)
+
+    async def scenario(uevents: FakeUeventSocket, hardware: FakeDeviceState, changes: list[int]) -> None:
+        hardware.refresh_result = PermanentError("too many open files")
+        await eventually_async(lambda: len(hardware.refreshes) > 5)
+
+    run_loop(monkeypatch, scenario, follows_kernel=False)
+    assert [vars(record).get("reason") for record in caplog.records] == ["too many open files"]
+
+
 @pytest.mark.parametrize(("rescan_s", "rescanned"), [(3600.0, False), (0.0, True)], ids=["health", "everything"])
 def test_health_and_inventory_are_refreshed_periodically(
     monkeypatch: pytest.MonkeyPatch, rescan_s: float, rescanned: bool

@@ -69,6 +69,8 @@ class RefreshLoop:
         self._socket: UeventSocket | None = None
         self._events: list[Uevent] = []
         self._lost = False
+        self._failures: dict[str, str] = {}
+        """The reasons why the last scan, or the last poll of the libraries, failed."""
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -158,12 +160,16 @@ class RefreshLoop:
 
     async def _guarded(self, operation: str, call: Callable[[], InventoryDiff]) -> InventoryDiff | None:
         try:
-            return await self._thread.run(operation, SCAN_TIMEOUT_S, call)
-        except AgentError as error:
-            log.error("the host cannot be scanned", extra={"reason": str(error)})
-        except Exception:  # the known devices must remain available
-            log.exception("the host cannot be scanned")
-        return None
+            change = await self._thread.run(operation, SCAN_TIMEOUT_S, call)
+        except Exception as error:  # the known devices must remain available
+            # It is tried once a second: only a new reason is logged.
+            if str(error) != self._failures.get(operation):
+                defect = None if isinstance(error, AgentError | OSError) else error
+                log.error("the host cannot be scanned", extra={"reason": str(error)}, exc_info=defect)
+            self._failures[operation] = str(error)
+            return None
+        self._failures.pop(operation, None)
+        return change
 
 
 def _is_unrelated(event: Uevent) -> bool:
