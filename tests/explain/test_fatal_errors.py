@@ -214,6 +214,9 @@ def test_an_error_after_some_copies_makes_their_number_a_lower_bound(answer: Ans
     assert found["total"] == 1 and found["total_is_partial"] and found["fits"]
     assert any("after 1 of them on one node: fits nowhere; node n1" in note for note in found["notes"])
     assert answer("explain", [template(EXACT), job(1)], [*CLUSTER, mixed])["fits"]
+    gang = answer("explain", [template(EXACT), job(2)], [*CLUSTER, mixed])
+    assert not gang["fits"] and gang["placed"] == 1 and "train-1 fits on none of 2 nodes" in gang["summary"]
+    assert gang["fatal"]["node"] == "n1" and 'no such key "size"' in gang["failure"]["reason"]
 
 
 def test_of_many_fitting_nodes_not_every_attempt_reaches_the_error(answer: Answer) -> None:

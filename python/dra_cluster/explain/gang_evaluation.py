@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dra_agent.api_object import Object, allocation_of
+from dra_agent.api_object import Object, allocation_of, identity_of
 from dra_agent.cluster import Cluster
 from dra_agent.deadline import Deadline
 from dra_agent.explain.gates import is_unevaluated
 from dra_cluster.explain.fatal_error import FatalError, examines_all, find_fatal
 from dra_cluster.explain.gang_members import Gang
 from dra_cluster.explain.gang_nodes import NodeComparison
+from dra_cluster.explain.gang_placement import Placed
 from dra_cluster.explain.gang_plugins import GangPlugins
 from dra_cluster.explain.pending import NOT_EVALUATED, best_candidate, nodes_of, why
 from dra_cluster.explain.scheduler_version import ASSUMED, SchedulerVersion
@@ -133,6 +134,41 @@ def failure_of(evaluation: Evaluation, kind: int, claims: list[Object], node: st
         claims_there = evaluation.plugins.claims(kind, error.nodes[0], claims)
         explanation = cluster.explain(error.nodes[0], claims_there, deadline=seconds)
         return {"node": error.nodes[0], "reason": error.reason, "explanation": explanation}
+    return _most_free(evaluation, reasons, needed, names)
+
+
+def last_fails(evaluation: Evaluation, placed: Sequence[Placed]) -> Object | None:
+    """Return why the last member is placed nowhere, if the earlier ones cause an error on a node that it does not use.
+
+    The placement of a member tries one node after another, and kube-scheduler examines all.
+    """
+    *before, last = placed
+    if not before or not examines_all(len(evaluation.known), len(evaluation.fitting[last.kind])):
+        return None
+    new = {
+        identity_of(after): after
+        for one in before
+        for claim, after in zip(one.member.claims, one.claims, strict=True)
+        if not allocation_of(claim)
+    }
+    claims = [new.get(identity_of(claim), claim) for claim in last.member.claims]
+    cluster = evaluation.cluster
+    cluster.hold(new.values())
+    try:
+        for needed, names in evaluation.plugins.by_claims(last.kind, evaluation.usable[last.kind], claims):
+            remaining = evaluation.deadline.remaining()
+            if needed and remaining and cluster.fits(needed, nodes=names, deadline=remaining).fatal:
+                return failure_of(evaluation, last.kind, claims, None)
+    finally:
+        cluster.release(new.values())
+    return None
+
+
+def _most_free(
+    evaluation: Evaluation, reasons: Mapping[str, str], needed: Mapping[str, list[Object]], names: Sequence[str]
+) -> Object:
+    """Explain the node with the most free devices, of some with different reasons."""
+    cluster = evaluation.cluster
     by_reason = {reason: name for name, reason in sorted(reasons.items(), reverse=True)}
     chosen = sorted(by_reason.values())[:MAX_EXPLAINED_NODES] or names[:1]
     seconds = evaluation.deadline.remaining() / len(chosen)

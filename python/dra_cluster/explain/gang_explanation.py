@@ -11,7 +11,7 @@ from dra_agent.errors import PermanentError
 from dra_agent.explain.gates import derived_attributes, gates_in_use, notes_of
 from dra_cluster.explain.counts import has
 from dra_cluster.explain.fatal_error import NOTE
-from dra_cluster.explain.gang_evaluation import Evaluation, evaluate, failure_of
+from dra_cluster.explain.gang_evaluation import Evaluation, evaluate, failure_of, last_fails
 from dra_cluster.explain.gang_limits import impossible
 from dra_cluster.explain.gang_members import Gang
 from dra_cluster.explain.gang_placement import Placer
@@ -104,6 +104,10 @@ def _explained(result: Object, evaluation: Evaluation, snapshot: Snapshot, node:
 
     placer = Placer(evaluation.cluster, gang, evaluation.fitting, evaluation.deadline, evaluation.plugins)
     outcome = placer.run(gang.order, on_failure=explain)
+    if outcome.placed and not outcome.failed and (failure := last_fails(evaluation, outcome.placed)):
+        *before, last = outcome.placed
+        outcome = outcome._replace(placed=before, failed=[(last.kind, last.member)])
+        failures.append(failure)
     result["fits"] = is_enough(gang, outcome)
     result.update(evaluated_placements(evaluation, outcome.placed))
     usable = 0
