@@ -26,6 +26,9 @@ AGENT = Path(sys.executable).with_name("dra-agent")
 PROFILE = "dgx-h100"
 STARTS = 7
 CLAIMS = 64
+IDLE_AFTER_S = 10.0
+"""Seconds after the start: libraries may still initialize GPUs before."""
+IDLE_S = 60.0
 PAIRS = int(os.environ.get("PAIRS", "2000"))
 
 
@@ -50,9 +53,25 @@ def main() -> None:
             target=Target("value", "at most", 500),
         )
         try:
-            publish("agent", [first, *measure_memory(agent, state)], machine)
+            publish("agent", [first, measure_idle(agent), *measure_memory(agent, state)], machine)
         finally:
             stop(agent)
+
+
+def measure_idle(agent: subprocess.Popen[bytes]) -> Measure:
+    """Measure the CPU time of the agent and its workers while nothing happens."""
+    time.sleep(IDLE_AFTER_S)
+    before = cpu_s(agent.pid)
+    time.sleep(IDLE_S)
+    share = (cpu_s(agent.pid) - before) / IDLE_S * 100
+    return measure("CPU while idle", "%", [share], target=Target("value", "at most", 1))
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of a process and its children, in seconds."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    stats = [Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split() for one in (pid, *children)]
+    return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
 
 
 def measure_memory(agent: subprocess.Popen[bytes], state: Path) -> list[Measure]:

@@ -20,6 +20,8 @@ Claims = bytes | Iterable[Object]
 Source = bytes | Iterable[Object | bytes]
 """Objects of one kind: as `Claims`, or the pages of a list one after another."""
 
+DEFAULT_MINOR = 37
+"""The minor version of Kubernetes whose rules apply where another one is not named."""
 BATCH_OBJECTS = 64
 """Objects that are encoded at a time: an iterable of any length needs memory for so many."""
 MAX_COPIES = 1000
@@ -36,6 +38,8 @@ class Allocation(TypedDict):
     """In the order of the claims; empty where they are not allocated."""
     error: str | None
     """Why there is no result; None if the claims do not fit."""
+    fatal: bool
+    """At the error, kube-scheduler places the pod on no node."""
 
 
 class Sweep(msgspec.Struct, frozen=True):
@@ -49,6 +53,8 @@ class Sweep(msgspec.Struct, frozen=True):
     """By node: the error that kube-scheduler would report, such as an unknown class."""
     unexamined: list[str]
     """The nodes without a result at the deadline; empty if the sweep is complete."""
+    fatal: list[str] = []
+    """The nodes of `errors` at whose error kube-scheduler places the pod on no node, in order."""
 
 
 class NodeCapacity(msgspec.Struct, frozen=True):
@@ -66,6 +72,8 @@ class NodeCapacity(msgspec.Struct, frozen=True):
     `allocated_elsewhere` or `error`."""
     has_network_devices: bool
     """Other nodes can use devices of this node too, so the sum over the nodes may exceed the total."""
+    fatal: bool = False
+    """`reason` is an error at which kube-scheduler places no further copy, on this node or another one."""
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -114,6 +122,7 @@ class Cluster:
         nodes: Source = (),
         claims: Source = (),
         gates: Iterable[str] = (),
+        scheduler_minor: int = DEFAULT_MINOR,
     ) -> None:
         """Read the objects.
 
@@ -124,11 +133,13 @@ class Cluster:
             claims: ResourceClaims; those that are allocated hold their devices.
             gates: Feature gates of kube-scheduler that are on, of those that are off by default:
                 DRAListTypeAttributes, DRAOptionalNodeOperations.
+            scheduler_minor: The minor version of kube-scheduler. It decides which errors are fatal, and from 38 on
+                `DRIVER/memory` and `memory` are one capacity of a device of DRIVER.
         """
         from dra_agent import _native
 
         try:
-            self._native = _native.Cluster(list(gates))
+            self._native = _native.Cluster(list(gates), scheduler_minor)
         except ValueError as error:
             raise PermanentError(str(error), hint="leave out the other gates") from None
         for batch in _batches(slices):

@@ -11,16 +11,27 @@ class AgentError(Exception):
     exit_code = 1
     """Exit code of a command with this error: 1 for a failure, 2 for wrong use."""
 
-    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, where: str | None = None, hint: str | None = None, public: str | None = None
+    ) -> None:
+        """`public` replaces message and hint for other users than the host's, if these name a claim of others."""
         self.message = message
         self.where = where
         self.hint = hint
+        self.public = public
         super().__init__(message)
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}" if self.where else self.message
         # It goes to terminals, logs, Events, the kubelet and the API server, and may quote external input.
         return printable(f"{text}; {self.hint}" if self.hint else text)
+
+    @property
+    def public_text(self) -> str:
+        """The text for objects of a namespace: Events, claim status, and the Event that the kubelet writes."""
+        if self.public is None:
+            return str(self)
+        return printable(f"{self.where}: {self.public}" if self.where else self.public)
 
 
 class RetryableError(AgentError):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from dra_agent import _native
 from dra_agent.api_object import Object
 from dra_agent.slices.desired import Slice
+from dra_cluster import amount
 
 IDENTITIES = frozenset(
     {
@@ -139,7 +139,7 @@ def _device_fields(device: Object) -> Iterator[tuple[str, str]]:
     for name, value in (device.get("capacity") or {}).items():
         yield f"capacity {name}", _quantity_text(value)
         if isinstance(value, dict) and (policy := value.get("requestPolicy")):
-            yield f"request policy of capacity {name}", str(policy)
+            yield f"request policy of capacity {name}", str(_with_quantities(policy))
     for consumed in device.get("consumesCounters") or ():
         yield from _counters(consumed, f"consumed counter of {consumed.get('counterSet')}")
     for name, value in device.items():
@@ -161,9 +161,14 @@ def _attribute_text(value: Any) -> str:
 
 
 def _quantity_text(value: Any) -> str:
-    """Return the quantity in the form that the API server prints, so that 1024Mi equals 1Gi."""
-    text = str(value.get("value")) if isinstance(value, dict) else str(value)
-    try:
-        return _native.quantity_canonical(text)
-    except ValueError:
-        return text
+    """Return the quantity in a form that depends on the amount only, so that 81559Mi equals 85520809984."""
+    written = value.get("value") if isinstance(value, dict) else value
+    number = amount.amount(written)
+    return str(written) if number is None else amount.text(number)
+
+
+def _with_quantities(policy: Any) -> Any:
+    """Return a request policy with its quantities in that form."""
+    if isinstance(policy, dict):
+        return {key: _with_quantities(value) for key, value in sorted(policy.items())}
+    return [_with_quantities(value) for value in policy] if isinstance(policy, list) else _quantity_text(policy)

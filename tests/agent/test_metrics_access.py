@@ -255,17 +255,19 @@ CERT, KEY, TOKENS = Path("/tls.crt"), Path("/tls.key"), Path("/tokens")
 
 
 @pytest.mark.parametrize(
-    ("address", "files", "is_open"),
+    ("address", "files", "is_open", "is_named"),
     [
-        (":9417", {}, True),
-        ("127.0.0.1:9417", {}, False),
-        (":9417", {"metrics_tls_cert": CERT, "metrics_tls_key": KEY}, True),
-        (":9417", {"metrics_token_file": TOKENS}, True),
-        (":9417", {"metrics_tls_cert": CERT, "metrics_tls_key": KEY, "metrics_token_file": TOKENS}, False),
+        (":9417", {}, True, False),
+        ("127.0.0.1:9417", {}, False, False),
+        ("127.0.0.1:9417", {"metrics_tls_cert": CERT, "metrics_tls_key": KEY}, False, False),
+        ("127.0.0.1:9417", {"metrics_token_file": TOKENS}, False, True),
+        (":9417", {"metrics_tls_cert": CERT, "metrics_tls_key": KEY}, True, False),
+        (":9417", {"metrics_token_file": TOKENS}, True, False),
+        (":9417", {"metrics_tls_cert": CERT, "metrics_tls_key": KEY, "metrics_token_file": TOKENS}, False, True),
     ],
 )
-def test_names_of_claims_need_a_private_address_or_tls_with_a_token(
-    address: str, files: dict[str, Path], is_open: bool
+def test_names_of_claims_need_a_token_that_nobody_overhears(
+    address: str, files: dict[str, Path], is_open: bool, is_named: bool
 ) -> None:
     config = Config(
         metrics_address=address,
@@ -274,7 +276,7 @@ def test_names_of_claims_need_a_private_address_or_tls_with_a_token(
         metrics_token_file=files.get("metrics_token_file"),
     )
     assert config.is_metrics_address_open is is_open
-    assert config.names_claims_in_metrics is not is_open
+    assert config.names_claims_in_metrics is is_named
     for labels in (True, False):
         telemetry = TelemetrySettings(claim_labels="on" if labels else "off")
         assert msgspec.structs.replace(config, telemetry=telemetry).names_claims_in_metrics is labels

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from dra_agent.agent import refresh_loop
 from dra_agent.agent.device_state import DeviceState
+from dra_agent.agent.inotify import Inotify
 from dra_agent.agent.liveness import MonitoredThread
 from dra_agent.agent.refresh_loop import RefreshLoop
+from dra_agent.agent.tree_watch import TreeWatch
 from dra_agent.errors import PermanentError
 from dra_agent.inventory.tracker import InventoryDiff
 from dra_agent.topology import Uevent, UeventBatch
@@ -83,14 +87,20 @@ class InlineThread(MonitoredThread):
         return call()
 
 
-def run_loop(monkeypatch: pytest.MonkeyPatch, scenario: Scenario, *, follows_kernel: bool = True) -> None:
+def run_loop(
+    monkeypatch: pytest.MonkeyPatch, scenario: Scenario, *, follows_kernel: bool = True, tree: Path | None = None
+) -> None:
     uevents, hardware, changes = FakeUeventSocket(), FakeDeviceState(), list[int]()
     monkeypatch.setattr(refresh_loop, "UeventSocket", lambda: uevents)
     monkeypatch.setattr(refresh_loop, "DEBOUNCE_S", 0.02)
 
     async def run() -> None:
         loop_ = RefreshLoop(
-            hardware, thread=InlineThread(), changed=lambda: changes.append(1), follows_kernel=follows_kernel
+            hardware,
+            thread=InlineThread(),
+            changed=lambda: changes.append(1),
+            follows_kernel=follows_kernel,
+            watch=None if tree is None else TreeWatch([tree]),
         )
         await loop_.start()
         try:
@@ -184,6 +194,19 @@ def test_a_failed_refresh_does_not_end_the_loop(monkeypatch: pytest.MonkeyPatch,
     run_loop(monkeypatch, scenario)
 
 
+def test_a_refresh_that_keeps_failing_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(refresh_loop, "UNANNOUNCED_INTERVAL_S", 0.01)
+
+    async def scenario(uevents: FakeUeventSocket, hardware: FakeDeviceState, changes: list[int]) -> None:
+        hardware.refresh_result = PermanentError("too many open files")
+        await eventually_async(lambda: len(hardware.refreshes) > 5)
+
+    run_loop(monkeypatch, scenario, follows_kernel=False)
+    assert [vars(record).get("reason") for record in caplog.records] == ["too many open files"]
+
+
 @pytest.mark.parametrize(("rescan_s", "rescanned"), [(3600.0, False), (0.0, True)], ids=["health", "everything"])
 def test_health_and_inventory_are_refreshed_periodically(
     monkeypatch: pytest.MonkeyPatch, rescan_s: float, rescanned: bool
@@ -241,3 +264,57 @@ def test_without_uevents_a_health_change_follows_a_full_scan(
 
     monkeypatch.setattr(refresh_loop, "UNANNOUNCED_INTERVAL_S", 30.0)
     run_loop(monkeypatch, scenario, follows_kernel=False)
+
+
+def test_an_idle_simulated_host_is_not_scanned_until_it_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The number of scans, while the loop has polled for events more often than it scanned before."""
+    monkeypatch.setattr(refresh_loop, "POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(refresh_loop, "UNANNOUNCED_INTERVAL_S", 0.01)
+    monkeypatch.setattr(refresh_loop, "HEALTH_INTERVAL_S", 3600.0)
+    below = tmp_path / "devices"
+    below.mkdir()
+
+    async def scenario(_: FakeUeventSocket, hardware: FakeDeviceState, changes: list[int]) -> None:
+        await eventually_async(lambda: hardware.polls > 20)
+        assert hardware.refreshes == []
+        (below / "numa_node").write_text("1")
+        await eventually_async(lambda: (0, True) in hardware.refreshes)
+        known = len(hardware.refreshes)
+        (below / "added").mkdir()
+        await eventually_async(lambda: len(hardware.refreshes) > known)
+        polls, known = hardware.polls, len(hardware.refreshes)
+        await eventually_async(lambda: hardware.polls > polls + 20)
+        assert len(hardware.refreshes) <= known + 1, "the events of one change may come in two parts"
+        known = len(hardware.refreshes)
+        (below / "added" / "vendor").write_text("0x10de")
+        await eventually_async(lambda: len(hardware.refreshes) > known)
+
+    run_loop(monkeypatch, scenario, follows_kernel=False, tree=tmp_path)
+
+
+def test_a_tree_of_the_kernel_is_scanned_at_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /host/sys: its files change without an event."""
+    monkeypatch.setattr(refresh_loop, "UNANNOUNCED_INTERVAL_S", 0.01)
+
+    async def scenario(_: FakeUeventSocket, hardware: FakeDeviceState, changes: list[int]) -> None:
+        await eventually_async(lambda: len(hardware.refreshes) > 2)
+
+    run_loop(monkeypatch, scenario, follows_kernel=False, tree=Path("/proc/self/task"))
+
+
+def test_a_tree_that_cannot_be_followed_is_scanned_at_an_interval(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(refresh_loop, "UNANNOUNCED_INTERVAL_S", 0.01)
+
+    def refuse(self: Inotify, folder: Path | str, events: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Inotify, "add", refuse)
+
+    async def scenario(_: FakeUeventSocket, hardware: FakeDeviceState, changes: list[int]) -> None:
+        await eventually_async(lambda: len(hardware.refreshes) > 2)
+
+    run_loop(monkeypatch, scenario, follows_kernel=False, tree=tmp_path)

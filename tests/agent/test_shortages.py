@@ -99,3 +99,34 @@ def test_a_notice_without_descriptors_taints_afterwards(
     assert_acts_on_notices(started, fake_api, notice)
     refused = [line for line in started.log_text().splitlines() if "accept" in line or "connections wait" in line]
     assert len(refused) < 10, "repetitions are counted, and not logged each time"
+
+
+FAILS = """
+import os
+from dra_agent import supervisor
+from dra_agent.reclaim import service
+supervisor.supervisor().first_retry_s = 0.01
+supervisor.WELL_AFTER_S = 0.1
+expire = service.expire
+def fail(state, now):
+    if os.path.exists({path!r}):
+        raise OSError(24, "Too many open files")
+    return expire(state, now)
+service.expire = fail
+"""
+
+
+def test_a_loop_that_keeps_failing_is_reported_until_it_recovers(
+    agent: Callable[..., AgentProcess], fake_api: FakeApi, notice: Path, tmp_path: Path
+) -> None:
+    failing = tmp_path / "failing"
+    started = agent(patch=FAILS.format(path=str(failing)))
+    assert 'dra_agent_loop_failures_total{loop="reclaim"} 0.0' in started.get("/metrics")[1]
+    failing.touch()
+    notice.touch()
+    eventually(lambda: started.get("/healthz")[0] == HTTPStatus.SERVICE_UNAVAILABLE, started.log_text)
+    assert "the loop 'reclaim' failed" in started.get("/healthz")[1]
+    assert 'dra_agent_loop_failures_total{loop="reclaim"} 0.0' not in started.get("/metrics")[1]
+    failing.unlink()
+    eventually(lambda: started.get("/healthz")[0] == HTTPStatus.OK, started.log_text)
+    assert_acts_on_notices(started, fake_api, notice)

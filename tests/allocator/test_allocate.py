@@ -31,6 +31,7 @@ def test_allocation_has_the_api_form_and_keeps_its_arguments() -> None:
             }
         ],
         "error": None,
+        "fatal": False,
     }
 
 

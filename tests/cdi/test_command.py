@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 import tiers
 from dra_agent.cli.main import main
 from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
+from eventually import DEADLINE_S
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "cdi" / "examples"
 VENDOR = {
@@ -212,6 +216,22 @@ def test_try_reports_a_container_that_does_not_start(
     assert main(["cdi", "try", "uid-1", "--cdi-dir", str(cdi)]) == 1
     error = capfd.readouterr().err
     assert "cannot resolve" in error and "podman: the container ended with status 126" in error
+
+
+@pytest.mark.parametrize("name", ["pipe.json", "pipe.yaml"])
+def test_validate_does_not_wait_for_a_fifo(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    command = [sys.executable, "-m", "dra_agent", "cdi", "validate", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 1 and f"{name}: refused\n  cannot be read: Is a FIFO, not a regular file" in done.stdout
+
+
+def test_validate_refuses_aliases_that_multiply(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["cdiVersion: 0.5.0", "kind: v.com/gpu", "a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    (tmp_path / "bomb.yaml").write_text("\n".join(lines) + "\n")
+    assert main(["cdi", "validate", str(tmp_path)]) == 1
+    assert "its aliases grow to more than 1000000 entries and characters" in capsys.readouterr().out
 
 
 def test_cdi_directory_comes_from_the_configuration(

@@ -130,10 +130,98 @@ def test_a_killed_run_ends_its_command_and_releases_the_claim(run: Command, comm
 
 
 def test_a_command_that_kills_its_run_is_ended_before_the_claim_is_released(run: Command, command: Command) -> None:
-    process = start("--", "sh", "-c", "echo $$ > pid.new; mv pid.new pid; kill -KILL $PPID; exec sleep 1000")
+    kill_run = "kill -KILL $(cut -d' ' -f4 /proc/$PPID/stat)"
+    process = start("--", "sh", "-c", f"echo $$ > pid.new; mv pid.new pid; {kill_run}; exec sleep 1000")
     assert process.wait(DEADLINE_S) == -signal.SIGKILL
     eventually(lambda: Path("pid").exists() and claims(command) == [])
     assert has_ended(int(Path("pid").read_text()))
+
+
+DAEMON = """\
+import os, sys, time
+if os.fork():
+    sys.exit(3)
+os.setsid()
+if os.fork():
+    os._exit(0)
+os.closerange(0, 1000)
+open("daemon.new", "w").write(str(os.getpid()))
+os.rename("daemon.new", "daemon")
+while not os.path.exists("stop"):
+    time.sleep(0.02)
+"""
+"""A command that ends with code 3, and leaves a process in a session of its own without open files."""
+
+
+def daemon_of(process: subprocess.Popen[bytes]) -> psutil.Process:
+    """Return the process that the command has left, once the command has ended."""
+    eventually(Path("daemon").exists)
+    daemon = psutil.Process(int(Path("daemon").read_text()))
+    guard = psutil.Process(guard_of(process))
+    eventually(lambda: guard.children() == [daemon])
+    return daemon
+
+
+def guard_of(process: subprocess.Popen[bytes]) -> int:
+    return psutil.Process(process.pid).children()[0].pid
+
+
+def test_the_claim_is_held_until_a_daemon_of_the_command_has_ended(run: Command, command: Command) -> None:
+    process = start("--", sys.executable, "-c", DAEMON)
+    daemon_of(process)
+    assert claims(command) == ["train"] and process.poll() is None
+    Path("stop").touch()
+    assert process.wait(DEADLINE_S) == 3
+    assert claims(command) == []
+
+
+def test_a_killed_run_ends_what_its_command_has_left(run: Command, command: Command) -> None:
+    process = start("--", sys.executable, "-c", DAEMON)
+    daemon = daemon_of(process)
+    process.kill()
+    assert process.wait(DEADLINE_S) == -signal.SIGKILL
+    eventually(lambda: claims(command) == [])
+    assert has_ended(daemon.pid)
+
+
+def test_the_claim_is_held_if_the_guard_is_killed(run: Command, command: Command) -> None:
+    process = start("--", sys.executable, "-c", DAEMON)
+    daemon = daemon_of(process)
+    psutil.Process(guard_of(process)).kill()
+    eventually(lambda: daemon.ppid() == process.pid)
+    assert claims(command) == ["train"] and process.poll() is None
+    Path("stop").touch()
+    assert process.wait(DEADLINE_S) == 3
+    assert claims(command) == []
+
+
+def test_the_exit_code_is_that_of_the_command_if_the_guard_is_killed(run: Command, command: Command) -> None:
+    process = start("--", "sh", "-c", TRAP)
+    eventually(Path("ready").exists)
+    guard = psutil.Process(guard_of(process))
+    (shell,) = [one for one in guard.children() if one.name() == "sh"]
+    guard.kill()
+    eventually(lambda: shell.ppid() == process.pid)
+    assert claims(command) == ["train"]
+    process.terminate()
+    assert process.wait(DEADLINE_S) == 7 and claims(command) == []
+
+
+def test_a_signal_ends_what_the_command_has_left(run: Command, command: Command) -> None:
+    process = start("--", sys.executable, "-c", DAEMON)
+    daemon = daemon_of(process)
+    process.terminate()
+    assert process.wait(DEADLINE_S) == 3
+    assert has_ended(daemon.pid) and claims(command) == []
+
+
+def test_the_processes_that_hold_a_claim_are_named(run: Command, command: Command) -> None:
+    with Path("errors").open("w") as errors:
+        words = [str(AGENT), "claim", "run", "-f", "claim.yaml", "--", sys.executable, "-c", DAEMON]
+        process = subprocess.Popen(words, stderr=errors)
+    eventually(lambda: "the claim is held until these processes have ended: python" in Path("errors").read_text())
+    Path("stop").touch()
+    assert process.wait(DEADLINE_S) == 3
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def test_copies_of_a_pod_and_a_claim_are_counted(cluster: FakeApi, plugin: Plugi
     assert json.loads(plugin("capacity", "template/any", *changes, "-o", "json")[1])["total"] == 3
     for words in (("pod/job",), ("job",)):
         code, text, _ = plugin("capacity", *words)
-        assert code == 1 and text.startswith("pod default/job: fits on none of 2 nodes")
+        assert code == 1 and text.startswith("pod default/job: fits nowhere; node n1: an error")
     code, _, error = plugin("capacity", "pod/absent")
     assert code == 2 and "there is no pod absent in namespace default" in error
     assert {request.method for request in cluster.requests} == {"GET"}

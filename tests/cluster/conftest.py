@@ -87,6 +87,7 @@ EXTENDED = {
     "test_credentials",
     "test_device_metadata",
     "test_every_profile",
+    "test_fatal_errors",
     "test_gang_topology",
     "test_gangs",
     "test_lost_claims",
@@ -160,6 +161,8 @@ SINCE = {
     "test_driver_is_registered_after_a_notification_error": "1.36",
     # The gate ResourceHealthStatus of the kubelet is on since 1.36.
     "test_xid_sets_taint_and_pod_status_until_recovery": "1.36",
+    # Before, a pool that is not valid ends the attempt for all nodes, or its devices may not select nodes.
+    "test_fatal_errors": "1.36",
     # The gate DRAResourceClaimGranularStatusAuthorization does not exist before.
     "test_status_permissions": "1.36",
     "test_allocations_and_reservations_cannot_be_changed": "1.36",

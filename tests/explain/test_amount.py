@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dra_cluster.explain.amount import amount, text
+from dra_cluster.amount import amount, text
 
 
 @pytest.mark.parametrize(

@@ -535,3 +535,15 @@ def test_slices_without_a_node_name_need_the_nodes(command: Command) -> None:
     code, text, _ = command("pod/train", "--from", "shared.json")
     assert code == 1 and "fits nowhere: there is no node\n" in text
     assert "note: no Node is in the files: slices that name no node count on the nodes that other slices name" in text
+
+
+def test_a_pod_without_a_claim_is_not_limited(command: Command) -> None:
+    write([{**POD, "spec": {"containers": [{"name": "c"}]}}], "none.json")
+    code, text, _ = command("-f", "none.json", "--from", "cluster.json", "--replicas", "50")
+    assert code == 0 and "uses no claim, so devices do not limit it" in text
+    answer = json.loads(command("-f", "none.json", "--from", "cluster.json", "-o", "json")[1])
+    assert answer["fits"] and answer["total"] is None and answer["problems"] == []
+    limits = {"resources": {"limits": {"example.com/fpga": "1"}}}
+    write([{**POD, "spec": {"containers": [{"name": "c", **limits}]}}], "fpga.json")
+    code, text, _ = command("-f", "fpga.json", "--from", "cluster.json")
+    assert code == 1 and "example.com/fpga: not counted" in text

@@ -17,6 +17,7 @@ from dra_cluster.explain import claim_explanation, pending
 from dra_cluster.explain.claim_explanation import explain_claim, explain_pod
 from dra_cluster.explain.pending import LATE, MAX_EXPLAINED_NODES, SnapshotCluster, shown_node
 from dra_cluster.explain.pod_claims import PodClaim, pod_claims
+from dra_cluster.explain.scheduler_version import SchedulerVersion
 from dra_cluster.explain.snapshot import Snapshot
 
 __all__ = ["deadline_clock"]
@@ -163,6 +164,19 @@ def test_nodes_without_a_result_in_time_are_not_evaluated(
     assert answer["summary"].endswith("; 2 nodes are not evaluated in time")
     assert [entry["devices"] for entry in answer["nodes"][1:]] == [LATE, LATE]
     assert "devices and their holders are not listed for 2 nodes: there was no time" in answer["notes"]
+
+
+@pytest.mark.parametrize(("minor", "is_condition"), [(35, False), (37, True)])
+def test_a_node_without_a_result_is_a_condition_of_the_verdict(
+    deadline_clock: DeadlineClock, monkeypatch: pytest.MonkeyPatch, minor: int, is_condition: bool
+) -> None:
+    """From 1.36 on, a search that takes longer than kube-scheduler permits ends its attempt for all nodes."""
+    SlowAllocator(deadline_clock, monkeypatch, late=["n001"])
+    snapshot = snapshot_of(2, expression=model("A"))
+    snapshot.scheduler = SchedulerVersion(minor, is_assumed=False)
+    answer = explained(snapshot)
+    condition = "node n001 is not evaluated in time: if a search of kube-scheduler 1.37 there takes more than 10 s"
+    assert answer["fits"] and (condition in answer["summary"]) is is_condition
 
 
 def test_a_claim_without_a_result_on_any_node_is_not_evaluated(

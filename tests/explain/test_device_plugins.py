@@ -31,7 +31,7 @@ CLASSES: list[Json] = [
 def pod(name: str = "train", *, namespace: str = "default", node: str | None = None, **amounts: str) -> Json:
     """Return a pod with extended resources, `gpu` and `nic`."""
     requests = {f"example.com/{key}": value for key, value in amounts.items()}
-    spec: Json = {"containers": [{"name": "c", "resources": {"requests": requests}}]}
+    spec: Json = {"containers": [{"name": "c", "resources": {"requests": requests, "limits": requests}}]}
     if node is not None:
         spec["nodeName"] = node
     return {"metadata": {"name": name, "namespace": namespace}, "spec": spec, "status": {"phase": "Pending"}}
@@ -203,8 +203,8 @@ def test_a_resource_without_a_class_is_served_by_device_plugins_only() -> None:
     snapshot.classes = None
     assert "devices are not the reason" in explain_pod(snapshot, pod(gpu="1"))["summary"]
     assert "devices are not the reason" in explain_pod(cluster([node("n1")]), pod())["summary"]
-    (problem,) = copy_of_pod(cluster([node("n1")]), pod(fpga="1")).problems
-    assert problem.endswith("example.com/fpga: not counted, as no DeviceClass provides it")
+    unlimited = copy_of_pod(cluster([node("n1")]), pod(fpga="1")).unlimited
+    assert unlimited is not None and unlimited.endswith("example.com/fpga: not counted, as no DeviceClass provides it")
 
 
 @pytest.mark.parametrize("placed", [(), None])

@@ -561,7 +561,7 @@ def test_claims_are_not_explained_in_a_dump(explain: Run, capsys: pytest.Capture
     explain([slices("n1", "A")], job("x", 1, "one"))
     write("claim.json", TEMPLATES[0])
     assert main(["explain", "-f", "claim.json", "--from", "cluster.json"]) == 2
-    assert "--from is for pods and workloads; give the cluster with --slices" in capsys.readouterr().err
+    assert "give the cluster with --slices and --classes, or a pod that uses the claims" in capsys.readouterr().err
     assert main(["explain", "job/absent", "--from", "cluster.json"]) == 2
     assert "there is no job absent in namespace default" in capsys.readouterr().err
 

@@ -64,6 +64,7 @@ class FakeApi:
         """Seconds after which a watch ends, independent of the timeout that the client requested."""
         self.connections = 0
         """Number of accepted connections."""
+        self.version = {"major": "1", "minor": "37", "gitVersion": "v1.37.1"}
         self._context = context
         self._server: _Server | None = None
         self._parse_path = _reserve_port()
@@ -356,6 +357,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815
 
     def _execute(self, method: str, path: str, query: dict[str, str], body: Any) -> Object:
+        if path == "/version":
+            return self.server.api.version
         store = self.server.api.store
         plural, namespace, name, subresource = _parse_path(path)
         dry = query.get("dryRun") == "All"

@@ -7,9 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ import pytest
 from dra_agent import _native
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.prepare.ledger import DeviceHeldError, HeldDevice, JournalLedger, LedgerEntry
+from small_file_system import fill, small_file_system
 
 
 def claim(uid: str, device: str = "gpu-0") -> LedgerEntry:
@@ -87,28 +86,6 @@ def not_writable(ledger: JournalLedger) -> str | None:
     return ledger.report.not_writable
 
 
-@contextmanager
-def small_file_system(folder: Path) -> Iterator[Path]:
-    small = folder / "small"
-    small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", small], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
-    try:
-        yield small
-    finally:
-        subprocess.run(["umount", small], check=True)
-
-
-def fill(folder: Path) -> Path:
-    filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-        while True:
-            file.write(b"x" * 4096)
-    return filler
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
 def test_a_full_disk_refuses_claims_and_recovers(tmp_path: Path) -> None:
     with small_file_system(tmp_path) as small:
         with JournalLedger(small, "boot") as ledger:
@@ -133,7 +110,6 @@ def test_a_full_disk_refuses_claims_and_recovers(tmp_path: Path) -> None:
             assert {entry.uid for entry in ledger.entries()} == {"d"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
 def test_an_agent_that_starts_on_a_full_disk_releases_every_claim(tmp_path: Path) -> None:
     with small_file_system(tmp_path) as small:
         with JournalLedger(small, "boot") as ledger:

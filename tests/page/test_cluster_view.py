@@ -86,7 +86,7 @@ def test_nodes_have_devices_and_pending_claims_have_reasons(cluster: FakeApi, ar
     assert (second.name, second.families, second.held, second.tainted) == ("n2", (("nic", 1),), 0, 0)
     assert second.phase == "none"
     (waiting,) = view.pending
-    assert waiting.claim == "default/late" and "fits on none of 2 nodes" in waiting.reason
+    assert waiting.claim == "default/late" and "fits nowhere; node n1 and 1 more: an error" in waiting.reason
     assert view.pending_total == 1 and view.notes == ()
     assert {request.method for request in cluster.requests} == {"GET"}
 
@@ -195,7 +195,14 @@ def test_claims_that_need_long_share_one_deadline(
     def slow_explain(_: Cluster, node: str, claims: Any, *, deadline: float) -> dict[str, Any]:
         deadline_clock.pass_(2 * deadline)
         pools = [{"driver": "d", "pool": "p", "devices": 1, "problem": None}]
-        return {"node": node, "fits": False, "error": "no result within 5 ms", "pools": pools, "claims": []}
+        return {
+            "node": node,
+            "fits": False,
+            "error": "no result within 5 ms",
+            "fatal": True,
+            "pools": pools,
+            "claims": [],
+        }
 
     monkeypatch.setattr(Cluster, "fits", slow_fits)
     monkeypatch.setattr(Cluster, "explain", slow_explain)
@@ -226,8 +233,8 @@ def test_a_thousand_nodes_are_read_with_few_requests(
         fake_api.put("resourceclaims", waiting)
     view = read_cluster_view(args)
     assert (len(view.nodes), sum(node.held for node in view.nodes), view.pending_total) == (1000, 1000, 30)
-    # Pages of 500 objects: nodes, slices and claims; classes, taint rules, and the objects of one namespace.
-    assert len(fake_api.requests) <= 2 + 2 + 3 + 2 + 4
+    # Pages of 500 objects: nodes, slices and claims; classes, taint rules, the version, the objects of one namespace.
+    assert len(fake_api.requests) <= 2 + 2 + 3 + 3 + 4
     # Each page of the view has the size of its own nodes, wherever it is.
     sizes = {
         len(document("c", *cluster_page.content(LastRead(view, 0.0, None, None), page), active="", has_cluster=True))

@@ -90,6 +90,13 @@ def test_shares_and_admin_access_coexist_with_a_holder(node: SimulatedNode) -> N
         node.preparer.prepare(claim("c", "gpu-0"))
 
 
+def test_a_capacity_with_the_driver_as_domain_is_the_same_one(node: SimulatedNode) -> None:
+    share = result("gpu-0", shareID="share", consumedCapacity={f"{DRIVER}/memory": "2Gi"})
+    (prepared,) = node.preparer.prepare(claim("a", share))
+    env = applied_edits(node.registry(), prepared.cdi_device_ids).env
+    assert "DRA_AGENT_DEVICE_GPU_0_CAPACITY_MEMORY=2Gi" in env
+
+
 def test_two_shares_of_a_device_are_two_cdi_devices(node: SimulatedNode) -> None:
     shares = [result("gpu-0", "small", shareID="s1"), result("gpu-0", "large", shareID="s2")]
     prepared = node.preparer.prepare(claim("a", *shares))

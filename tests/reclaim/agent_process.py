@@ -17,14 +17,17 @@ from eventually import eventually
 class Agent:
     """`dra-agent run`, and commands that connect to it."""
 
-    def __init__(self, folder: Path, config: str, *flags: str) -> None:
+    def __init__(self, folder: Path, config: str, *flags: str, patch: str = "") -> None:
+        """Start it; `patch` has statements that run first, for time limits on which a test must not depend."""
         self.state_dir = folder / "s"
         self.log = folder / f"log-{time.monotonic_ns()}"
         (folder / "config.toml").write_text(config)
         command = ["run", "--config", str(folder / "config.toml"), "--standalone"]
         command += ["--state-dir", str(self.state_dir), "--cdi-dir", str(folder / "cdi"), "--simulate", "vm-1gpu"]
         with self.log.open("w") as log:
-            self.process = preloaded.Command([*command, "--node-name", "n", *flags], stdout=log, stderr=log)
+            self.process = preloaded.Command(
+                [*command, "--node-name", "n", *flags], stdout=log, stderr=log, patch=patch
+            )
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         """Wait until the log matches the pattern; fail with the log otherwise."""

@@ -65,8 +65,8 @@ def azure() -> Iterator[FakeAzure]:
 def start(tmp_path: Path) -> Iterator[Start]:
     agents: list[Agent] = []
 
-    def start(config: str, *flags: str) -> Agent:
-        agents.append(Agent(tmp_path, config, *flags))
+    def start(config: str, *flags: str, patch: str = "") -> Agent:
+        agents.append(Agent(tmp_path, config, *flags, patch=patch))
         agents[-1].wait_for("info ready")
         return agents[-1]
 

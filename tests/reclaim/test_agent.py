@@ -188,6 +188,22 @@ def test_a_stop_during_a_notice_releases_claims_first(start: Start, tmp_path: Pa
     assert "every claim is released" in agent.log.read_text()
 
 
+def test_a_stop_during_a_notice_without_a_deadline_ends_at_the_first_signal(
+    start: Start, tmp_path: Path, claims: Path
+) -> None:
+    script = tmp_path / "hangs"
+    script.write_text("#!/bin/sh\nsleep 600\n")
+    script.chmod(0o700)
+    patch = "from dra_agent.agent import agent; agent.STOP_LIMIT_S = 2.0"
+    agent = start(f'[reclaim]\nhook = ["{script}"]\nhook_seconds = 600\n', patch=patch)
+    agent.command("claim", "apply", "-f", str(claims))
+    agent.command("reclaim", "start")
+    agent.process.send_signal(signal.SIGTERM)
+    agent.wait_for("claims must be released first")
+    assert agent.process.wait(60) == 0
+    assert "the stop is not delayed further" in agent.log.read_text()
+
+
 def test_a_blocked_control_socket_does_not_prevent_the_start(tmp_path: Path, start: Start, aws: FakeAws) -> None:
     (tmp_path / "s").mkdir(mode=0o700)
     (tmp_path / "s" / "reclaim.sock").write_text("mine")

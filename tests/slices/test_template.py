@@ -43,7 +43,7 @@ def test_identities_and_taints_are_left_out() -> None:
 def test_a_node_of_the_same_kind_has_no_difference() -> None:
     template = make_template([of_node("n1", gpu("gpu-0"), gpu("gpu-1"))]).slices
     other = gpu("gpu-0", uuid="GPU-of-another-node")
-    other["capacity"]["memory"]["value"] = "81920Mi"
+    other["capacity"]["memory"]["value"] = str(80 << 30)
     # The devices of a pool may be spread over slices in another way.
     assert differences(template, [of_node("n2", gpu("gpu-1")), of_node("n2", other)]) == []
 

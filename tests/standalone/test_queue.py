@@ -10,7 +10,8 @@ import pytest
 
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.standalone.queue import ClaimQueue
-from dra_agent.standalone.store import FILE, Store
+from dra_agent.standalone.store import Store
+from dra_agent.standalone.store_file import FILE
 
 
 def phases(queue: ClaimQueue) -> dict[str, str]:

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from dra_agent.errors import RetryableError
-from dra_agent.standalone.store import FILE, Store
+from dra_agent.standalone.store import Store
+from dra_agent.standalone.store_file import FILE
+from small_file_system import fill, small_file_system
 
 
 def filled(directory: Path, count: int = 200) -> None:
@@ -50,7 +52,9 @@ def test_the_store_is_private_to_the_agent_with_any_umask(tmp_path: Path, umask:
     )
     process = subprocess.run([sys.executable, "-c", script, str(tmp_path), str(umask)], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
-    assert ast.literal_eval(process.stdout) == dict.fromkeys((FILE, f"{FILE}-wal", f"{FILE}-shm"), "0o600")
+    assert ast.literal_eval(process.stdout) == dict.fromkeys(
+        (FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}.reserve"), "0o600"
+    )
 
 
 def test_permissions_of_an_older_store_are_restricted(tmp_path: Path) -> None:
@@ -131,9 +135,43 @@ def test_every_connection_to_a_damaged_store_is_closed(
     store = Store(tmp_path)
     assert store.problems and sorted(opened.values()) == [FILE, FILE]
     store.close()
-    assert len(kept) == 4 and opened == {}
+    assert len(kept) == 5 and opened == {}
 
 
 def test_a_missing_directory_is_one_clear_message(tmp_path: Path) -> None:
     with pytest.raises(RetryableError, match=r"objects\.db: cannot be written.*check free space and permissions"):
         Store(tmp_path / "nope")
+
+
+def test_objects_can_be_changed_and_deleted_on_a_full_disk_and_none_added(tmp_path: Path) -> None:
+    with small_file_system(tmp_path, "6m") as small:
+        store = Store(small)
+        names = [f"c{number}" for number in range(300)]
+        store.put_all([("K", "ns", name, {"name": name, "filler": "x" * 500}) for name in names])
+        filler = fill(small)
+        with pytest.raises(RetryableError, match="check free space"):
+            for number in range(1000):
+                store.put("K", "ns", f"more{number}", {"filler": "x" * 500})
+        added = len(store.list("K"))
+        for name in names:
+            store.put("K", "ns", name, {"name": name, "deleted": True, "filler": "x" * 500})
+        assert all(store.delete("K", "ns", name) for name in names)
+        assert len(store.list("K")) == added - len(names)
+        filler.unlink()
+        store.put("K", "ns", "more", {})
+        store.close()
+
+
+def test_a_store_that_is_opened_on_a_full_disk_can_be_emptied(tmp_path: Path) -> None:
+    with small_file_system(tmp_path, "6m") as small:
+        filled(small)
+        fill(small)
+        store = Store(small)
+        names = [stored.value["number"] for stored in store.list("ResourceClaim")]
+        assert all(store.delete("ResourceClaim", "ns", f"c{number}") for number in names)
+        with pytest.raises(RetryableError, match="no space is left for the release of claims"):
+            store.put("ResourceClaim", "ns", "another", {})
+        store.close()
+        reopened = Store(small)
+        assert reopened.list("ResourceClaim") == []
+        reopened.close()

@@ -13,7 +13,8 @@ import pytest
 
 from dra_agent.errors import RetryableError
 from dra_agent.standalone.protocol import Apply, Client, Delete, Get, ListClaims, ListClasses, Request, State
-from dra_agent.standalone.store import FILE, Store
+from dra_agent.standalone.store import Store
+from dra_agent.standalone.store_file import FILE
 from eventually import DEADLINE_S, eventually
 from standalone.service_thread import ServiceThread
 

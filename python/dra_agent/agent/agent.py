@@ -44,6 +44,7 @@ from dra_agent.agent.rolling_update import InstanceRegistry, StateLock, remove_l
 from dra_agent.agent.setup_registry import agent_host
 from dra_agent.agent.shared_ledger import SharedLedger
 from dra_agent.agent.signals import Signals, run_unless
+from dra_agent.agent.tree_watch import TreeWatch, unannounced_trees
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import RetryableError
 from dra_agent.health.monitor import Monitor
@@ -72,6 +73,8 @@ DRAIN_CHECK_INTERVAL_S = 1.0
 rolling update may become the leader, and the service manager has to be asked for more time."""
 EXTEND_TIMEOUT_S = 5.0
 """Seconds by which each request extends the stop timeout of the service manager."""
+STOP_LIMIT_S = 45.0
+"""Maximum seconds for which a notice without a deadline delays a stop: the default grace period of pods is 30."""
 CDI_REPLACED_GRACE_S = 30.0
 """Seconds after the host replaced the CDI directory until /healthz fails: a restart mounts the new one."""
 MAX_WORKER_THREADS = 32
@@ -101,6 +104,8 @@ class Agent:
         self._second_stop = False
         self._drain_changed = asyncio.Event()
         """Set when a claim was released, a notice changed, or another signal came."""
+        self._stopped_at: float | None = None
+        """When the first stop signal came, by time.monotonic()."""
         self._stop_is_delayed = False
         self._parts = Parts()
         self._readiness = Readiness(self._parts, self._liveness)
@@ -255,6 +260,7 @@ class Agent:
             thread=thread,
             changed=mode.devices_changed,
             follows_kernel=str(host.sysfs) == "/sys",
+            watch=TreeWatch(unannounced_trees(host)),
         )
         await refresh_loop.start()
         stack.push_async_callback(refresh_loop.stop)
@@ -453,6 +459,8 @@ class Agent:
 
     def _on_stop(self) -> None:
         self._second_stop = self._stop.is_set()
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
         self._stop.set()
         self._drain_changed.set()
 
@@ -461,8 +469,8 @@ class Agent:
         reclaim, timeout_s = self._parts.reclaim, DRAIN_CHECK_INTERVAL_S
         if self._notifier.watchdog is not None:
             timeout_s = min(timeout_s, self._notifier.watchdog / 3)
-        if reclaim is not None and (remaining_s := reclaim.service.seconds_left) is not None:
-            timeout_s = min(timeout_s, max(0.0, remaining_s))
+        if reclaim is not None:
+            timeout_s = min(timeout_s, max(0.0, self._stop_delay_left_s(reclaim)))
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._drain_changed.wait()
@@ -473,16 +481,22 @@ class Agent:
         mode, reclaim = self._parts.mode, self._parts.reclaim
         if self._second_stop or mode is None or reclaim is None or not mode.draining:
             return False
-        remaining_s = reclaim.service.seconds_left
-        if remaining_s is not None and remaining_s <= 0:
+        if self._stop_delay_left_s(reclaim) <= 0:
+            if self._stop_is_delayed:
+                log.warning("the stop is not delayed further: claims are still prepared")
             return False
         if not self._stop_is_delayed:
             self._stop_is_delayed = True
             self._signals.disable_exit_timer()
             log.warning("stop is delayed: the node is being reclaimed, and claims must be released first")
-        if remaining_s is not None:
-            self._notifier.send(f"EXTEND_TIMEOUT_USEC={int(EXTEND_TIMEOUT_S * 1e6)}", "STATUS=releasing claims")
+        self._notifier.send(f"EXTEND_TIMEOUT_USEC={int(EXTEND_TIMEOUT_S * 1e6)}", "STATUS=releasing claims")
         return True
+
+    def _stop_delay_left_s(self, reclaim: ReclaimRuntime) -> float:
+        """Return the seconds for which a stop may still wait for claims: until the deadline, or for `STOP_LIMIT_S`."""
+        if (remaining_s := reclaim.service.seconds_left) is not None:
+            return remaining_s
+        return STOP_LIMIT_S if self._stopped_at is None else self._stopped_at + STOP_LIMIT_S - time.monotonic()
 
 
 def _signal_sources(settings: ReclaimSettings, host: Host, mode: Mode) -> list[SignalSource]:

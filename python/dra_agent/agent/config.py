@@ -129,9 +129,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def names_claims_in_metrics(self) -> bool:
-        """Whether /metrics has series of claims: `claim_labels`, or whether only permitted clients can read them."""
+        """Whether /metrics has series of claims: `claim_labels`, or whether only clients with a token can read them.
+
+        A loopback address alone does not protect them: every user of the host reaches it.
+        """
         labels = self.telemetry.claim_labels
-        return labels == "on" or (labels == "auto" and not self.is_metrics_address_open)
+        is_protected = self.metrics_token_file is not None and not self.is_metrics_address_open
+        return labels == "on" or (labels == "auto" and is_protected)
 
     @property
     def claim_status_families(self) -> frozenset[str] | None:

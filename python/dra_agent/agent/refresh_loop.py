@@ -12,6 +12,7 @@ from functools import partial
 
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.liveness import MonitoredThread
+from dra_agent.agent.tree_watch import TreeWatch
 from dra_agent.errors import AgentError
 from dra_agent.inventory.tracker import InventoryDiff
 from dra_agent.supervisor import supervisor
@@ -31,7 +32,8 @@ HEALTH_INTERVAL_S = 15.0
 RESCAN_INTERVAL_S = 300.0
 """Seconds between two full scans, which find changes without an event."""
 UNANNOUNCED_INTERVAL_S = 1.0
-"""Both for simulated hosts and other roots (--simulate, --sysfs-root), for which the kernel sends no uevents."""
+"""Both where nothing announces changes: neither uevents nor, for simulated hosts and other roots (--simulate,
+--sysfs-root), inotify(7). Also the minimum between two scans for changes that inotify reports: each is full."""
 _VIRTUAL = "/devices/virtual/"
 _UNRELATED_SUBSYSTEMS = frozenset({"net", "queues", "bdi", "block", "workqueue"})
 """Subsystems whose virtual devices are never claimed. Each pod's interface pair causes about 20 events. Interfaces also
@@ -43,27 +45,45 @@ class RefreshLoop:
     """Refreshes the devices after uevents and at an interval, from `start` to `stop`."""
 
     def __init__(
-        self, device_state: DeviceState, *, thread: MonitoredThread, changed: Callable[[], None], follows_kernel: bool
+        self,
+        device_state: DeviceState,
+        *,
+        thread: MonitoredThread,
+        changed: Callable[[], None],
+        follows_kernel: bool,
+        watch: TreeWatch | None = None,
     ) -> None:
-        """`thread` runs the scans; `changed` is called on the loop after devices changed."""
+        """`thread` runs the scans; `changed` is called on the loop after devices changed.
+
+        `watch` announces changes of a host that is not the kernel's.
+        """
         self._device_state = device_state
         self._changed = changed
         self._thread = thread
         self._follows_kernel = follows_kernel
+        self._watch = watch
+        self._announced = follows_kernel
+        """Whether changes are announced, so that scans at a long interval suffice."""
+        self._debounce_until = float("-inf")
+        """When the scan for an announced change may begin."""
         self._socket: UeventSocket | None = None
         self._events: list[Uevent] = []
         self._lost = False
+        self._failures: dict[str, str] = {}
+        """The reasons why the last scan, or the last poll of the libraries, failed."""
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Subscribe to kernel events, unless the host is simulated, and start."""
+        """Subscribe to kernel events, or to the files of a simulated host, and start."""
         if self._follows_kernel:
             try:
                 self._socket = UeventSocket()
                 asyncio.get_running_loop().add_reader(self._socket.fileno(), self._receive)
             except AgentError as error:
                 log.warning("added and removed devices are detected late", extra={"reason": str(error)})
+        elif self._watch is not None:
+            self._announced = self._watch.start(self._tree_changed)
         self._task = supervisor().loop("hardware", self._run)
 
     async def stop(self) -> None:
@@ -71,6 +91,8 @@ class RefreshLoop:
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close()
+        if self._watch is not None:
+            self._watch.stop()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -90,10 +112,14 @@ class RefreshLoop:
             self._lost = self._lost or received.lost
         self._woken.set()
 
+    def _tree_changed(self) -> None:
+        self._lost = True
+        self._woken.set()
+
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        health = HEALTH_INTERVAL_S if self._follows_kernel else UNANNOUNCED_INTERVAL_S
-        rescan_every = RESCAN_INTERVAL_S if self._follows_kernel else UNANNOUNCED_INTERVAL_S
+        health = HEALTH_INTERVAL_S if self._announced else UNANNOUNCED_INTERVAL_S
+        rescan_every = RESCAN_INTERVAL_S if self._announced else UNANNOUNCED_INTERVAL_S
         rescan_at = loop.time() + rescan_every
         scan_at = loop.time() + health
         while True:
@@ -101,7 +127,7 @@ class RefreshLoop:
             try:
                 async with asyncio.timeout(max(0.0, min(POLL_INTERVAL_S, scan_at - loop.time()))):
                     await self._woken.wait()
-                await asyncio.sleep(DEBOUNCE_S)
+                await asyncio.sleep(max(DEBOUNCE_S, self._debounce_until - loop.time()))
             except TimeoutError:
                 if loop.time() < scan_at:
                     event_change = await self._guarded("listening to the devices", self._device_state.poll_events)
@@ -117,21 +143,33 @@ class RefreshLoop:
             rescan, self._lost = self._lost or loop.time() >= rescan_at, False
             if rescan:
                 rescan_at = loop.time() + rescan_every
+                if not self._follows_kernel:
+                    self._debounce_until = loop.time() + UNANNOUNCED_INTERVAL_S
             everything = rescan or not events or loop.time() >= scan_at
             if everything:
                 scan_at = loop.time() + health
-            scan = partial(self._device_state.refresh, events, rescan=rescan, everything=everything)
+            scan = partial(self._scan, events, rescan=rescan, everything=everything)
             if await self._guarded("scanning the host", scan) or event_change:
                 self._changed()
 
+    def _scan(self, events: list[Uevent], *, rescan: bool, everything: bool) -> InventoryDiff:
+        if rescan and self._watch is not None and self._announced:
+            # Before the files are read: a later change of a new directory is an event.
+            self._watch.follow()
+        return self._device_state.refresh(events, rescan=rescan, everything=everything)
+
     async def _guarded(self, operation: str, call: Callable[[], InventoryDiff]) -> InventoryDiff | None:
         try:
-            return await self._thread.run(operation, SCAN_TIMEOUT_S, call)
-        except AgentError as error:
-            log.error("the host cannot be scanned", extra={"reason": str(error)})
-        except Exception:  # the known devices must remain available
-            log.exception("the host cannot be scanned")
-        return None
+            change = await self._thread.run(operation, SCAN_TIMEOUT_S, call)
+        except Exception as error:  # the known devices must remain available
+            # It is tried once a second: only a new reason is logged.
+            if str(error) != self._failures.get(operation):
+                defect = None if isinstance(error, AgentError | OSError) else error
+                log.error("the host cannot be scanned", extra={"reason": str(error)}, exc_info=defect)
+            self._failures[operation] = str(error)
+            return None
+        self._failures.pop(operation, None)
+        return change
 
 
 def _is_unrelated(event: Uevent) -> bool:

@@ -70,7 +70,7 @@ class Attempt:
         try:
             await on_thread(self._check, claim)
         except PermanentError as error:
-            return Failure("InvalidClaim", str(error), is_of_devices=False)
+            return Failure("InvalidClaim", error.public_text, is_of_devices=False)
         except AgentError:
             pass  # the attempts report it
         backoff = Backoff(first=FIRST_PAUSE_S, longest=MAX_PAUSE_S)
@@ -80,12 +80,12 @@ class Attempt:
             problem = await self._try(claim, max(deadline.remaining(), self._least_s))
             if problem is None:
                 return None
+            log.info("claim not prepared ahead yet", extra={"claim": _uid(claim), "reason": str(problem)})
             if isinstance(problem, PermanentError):
-                return Failure("SetUpFailed", str(problem), is_of_devices=True)
+                return Failure("SetUpFailed", problem.public_text, is_of_devices=True)
             seconds = backoff.delay(problem)
             if deadline.remaining() <= seconds:
-                return Failure("TimedOut", str(problem), is_of_devices=True)
-            log.info("claim not prepared ahead yet", extra={"claim": _uid(claim), "reason": str(problem)})
+                return Failure("TimedOut", problem.public_text, is_of_devices=True)
             await asyncio.sleep(seconds)
             if not await still_waiting():
                 raise WithdrawnError

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dra_agent import user_file, yaml_text
 from dra_agent.cdi.model import ContainerEdits, Device, DeviceNode, Mount, Spec
 from dra_agent.cdi.validate import problems
 from dra_agent.errors import PermanentError
@@ -23,6 +24,8 @@ from dra_agent.errors import PermanentError
 if TYPE_CHECKING:
     import yaml
 
+MAX_SPEC_BYTES = 16 << 20
+"""Bytes of one file."""
 DEFAULT_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
 """Default directories of runtimes, lowest priority first."""
 
@@ -122,7 +125,7 @@ def _is_directory(path: str) -> bool:
 def load_file(path: Path, priority: int = 0) -> LoadedFile:
     """Read one file as a runtime does; returns reasons if it is rejected."""
     try:
-        spec = decode(path.read_bytes(), json=path.suffix == ".json")
+        spec = decode(user_file.read(path, MAX_SPEC_BYTES), json=path.suffix == ".json")
     except OSError as error:
         return LoadedFile(path, priority, None, (f"cannot be read: {error.strerror}",))
     except ValueError as error:
@@ -156,7 +159,7 @@ def _from_yaml(data: bytes) -> Any:
     import yaml  # 1.5 MiB: needed only for YAML specs of other tools
 
     try:
-        return yaml.load(data, Loader=_loader())  # noqa: S506 - a safe loader that also rejects repeated keys
+        return yaml_text.load(data, _loader())
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark is not None else ""

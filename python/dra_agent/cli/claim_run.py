@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import secrets
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from dra_agent.api_object import DEFAULT_NAMESPACE
 from dra_agent.cli.parser import Parser, examples
 from dra_agent.errors import AgentError, RetryableError, UsageError
-from dra_agent.path_search import executable
 
 if TYPE_CHECKING:
+    from dra_agent.cli.claim_guard import ClaimGuard
     from dra_agent.manifests import LoadedObject
     from dra_agent.standalone.protocol import Client
 
@@ -33,12 +31,11 @@ CLAIM = "DRA_AGENT_CLAIM"
 """Variable of the command: NAMESPACE/NAME."""
 NOT_EXECUTABLE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
 """Exit codes as a shell has them."""
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DESCRIPTION = f"""\
-Create a claim, wait until its devices are ready, run a command, and release the claim when the command has ended: also
-if it fails, if a signal ends it, and if this process is killed. A word of the command with {PLACEHOLDER} is repeated
-for each CDI id of the claim, and so is an option before it that stands alone: --device {PLACEHOLDER}. The command has
-the ids in ${IDS} and NAMESPACE/NAME in ${CLAIM}."""
+Create a claim, wait until its devices are ready, run a command, and release the claim when the command and every
+process that it has started have ended: also if it fails, if a signal ends it, and if this process is killed. A word of
+the command with {PLACEHOLDER} is repeated for each CDI id of the claim, and so is an option before it that stands
+alone: --device {PLACEHOLDER}. The command has the ids in ${IDS} and NAMESPACE/NAME in ${CLAIM}."""
 _EXAMPLES = (
     ("claim run -f claim.yaml -- podman run --rm --device {cdi} IMAGE", "a container with the devices of a claim"),
     ("claim run -f claim.yaml --name train-2 --timeout 10m -- ./train.sh", "the same file for several runs"),
@@ -98,12 +95,11 @@ def run(args: argparse.Namespace) -> int:
     key = metadata["namespace"], metadata["name"]
     with connect(args, wait_s=args.timeout) as agent:
         guard = ClaimGuard(agent, *key, token)
-        running: list[subprocess.Popen[bytes]] = []
         try:
-            with _forwarded(running):
+            with _forwarded(guard):
                 view = _claim(agent, [loaded.value for loaded in objects], key, args.timeout)
                 agent.close()
-                code = _run(words, view, running, guard.watch_this_process)
+                code = _run(words, view, guard)
         except _SignalledError as error:
             code = BY_SIGNAL + error.number
         finally:
@@ -143,34 +139,15 @@ def _claim(agent: Client, objects: list[dict[str, Any]], key: tuple[str, str], t
     return view
 
 
-def _run(
-    words: Sequence[str], view: dict[str, Any], running: list[subprocess.Popen[bytes]], before_exec: Callable[[], None]
-) -> int:
+def _run(words: Sequence[str], view: dict[str, Any], guard: ClaimGuard) -> int:
     ids: list[str] = view["cdi_device_ids"]
-    environment = {**os.environ, CLAIM: f"{view['namespace']}/{view['name']}", IDS: " ".join(ids)}
     sys.stdout.flush()
-    # A signal between the fork and `running` would release the claim of a command that starts.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
-
-    def in_the_child() -> None:
-        before_exec()
-        for number in _FORWARDED:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
     try:
-        # This process has one thread, so code between fork and exec cannot find a lock taken.
-        arguments = expand(words, ids)
-        command = subprocess.Popen(
-            arguments, executable=executable(arguments[0]), env=environment, preexec_fn=in_the_child
-        )
-        running.append(command)
+        guard.start(expand(words, ids), {CLAIM: f"{view['namespace']}/{view['name']}", IDS: " ".join(ids)})
     except OSError as error:
         print(f"dra-agent: {words[0]}: {error.strerror}", file=sys.stderr)
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    code = command.wait()
+    code = guard.wait()
     return code if code >= 0 else BY_SIGNAL - code
 
 
@@ -207,17 +184,17 @@ def _release(complete: Callable[[], bool], key: tuple[str, str]) -> bool:
 
 
 @contextmanager
-def _forwarded(running: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+def _forwarded(guard: ClaimGuard) -> Iterator[None]:
     """Forward signals to the command; raise _SignalledError where none runs.
 
     SIGINT of a terminal reaches the command by itself, which is in the same process group.
     """
 
     def receive(number: int, _: FrameType | None) -> None:
-        if not running:
+        if not guard.is_started:
             raise _SignalledError(number)
         if number != signal.SIGINT or not sys.stdin.isatty():
-            running[0].send_signal(number)
+            guard.signal(number)
 
     with _handled(receive):
         yield
@@ -232,7 +209,9 @@ def _deferred() -> Iterator[None]:
 
 @contextmanager
 def _handled(handler: Any) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in _FORWARDED}
+    from dra_agent.cli.claim_guard import FORWARDED
+
+    before = {number: signal.signal(number, handler) for number in FORWARDED}
     try:
         yield
     finally:

@@ -129,7 +129,7 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
     from dra_agent.doctor import CheckContext, EndpointFiles
     from dra_agent.errors import AgentError
     from dra_agent.standalone.protocol import SOCKET
-    from dra_agent.standalone.store import FILE
+    from dra_agent.standalone.store_file import FILE
     from dra_agent.topology import scan
 
     examination = CheckContext(

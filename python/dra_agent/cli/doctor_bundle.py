@@ -117,7 +117,7 @@ def _learn_credentials(redactor: Redactor, shown: ShownHost) -> None:
 
     import yaml
 
-    from dra_agent import user_file
+    from dra_agent import user_file, yaml_text
     from dra_agent.bearer_tokens import read_tokens
     from dra_agent.kube_client.config import SERVICE_ACCOUNT
 
@@ -132,7 +132,7 @@ def _learn_credentials(redactor: Redactor, shown: ShownHost) -> None:
         if path is not None:
             with suppress(OSError, yaml.YAMLError, ValueError, RecursionError):
                 text = user_file.read(path, MAX_CREDENTIALS_BYTES).decode(errors="replace")
-                redactor.learn_document(yaml.safe_load(text))
+                redactor.learn_document(yaml_text.load(text))
     with suppress(OSError):
         redactor.learn(user_file.read(SERVICE_ACCOUNT / "token", MAX_CREDENTIALS_BYTES).decode(errors="replace"))
 

@@ -44,6 +44,8 @@ POD_KINDS = (
     "Workload",
 )
 """Kinds that are explained in a whole cluster."""
+CLAIM_KINDS = ("ResourceClaim", "ResourceClaimTemplate")
+"""Kinds that are explained on one node."""
 MAX_NAMED_DEVICES = 3
 """Devices with the same reason that are named."""
 NO_SLICES = (
@@ -130,8 +132,23 @@ def _explain_files(args: argparse.Namespace) -> int:
 
         code: int = load(CLUSTER, "cli.explain_cluster", "explain of a pod").run_files(args, users)
         return code
+    other = next((one for one in users if one.kind not in (*CLAIM_KINDS, "DeviceClass")), None)
+    if other is not None:
+        raise UsageError(
+            f"a {other.kind or 'nameless kind'} cannot be explained",
+            where=other.where("kind"),
+            hint=f"give one of its pods or workloads ({', '.join(POD_KINDS)}), or its claims",
+        )
     if args.dump:
-        raise UsageError("--from is for pods and workloads", hint="give the cluster with --slices and --classes")
+        raise UsageError(
+            "--from is for pods and workloads; there are only claims, templates and classes",
+            where=", ".join(args.filename),
+            hint="give the cluster with --slices and --classes, or a pod that uses the claims",
+        )
+    if args.scheduler_version is not None:
+        raise UsageError(
+            "--scheduler-version is for a cluster", hint="leave it out, or give --from and a pod that uses the claims"
+        )
     inputs = read_inputs(users, classes=args.classes, slices=args.slices, allocated=args.allocated)
     state = _state_of_files(args, inputs) if args.slices else _state_of_agent(args, inputs)
     own = {full_name(claim) for claim in inputs.claims}

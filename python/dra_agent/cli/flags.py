@@ -106,3 +106,8 @@ def add_dump_flag(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="read the cluster from files as kubectl prints them, or directories of them; may be repeated",
     )
+    parser.add_argument(
+        "--scheduler-version",
+        metavar="VERSION",
+        help="the version of kube-scheduler whose rules decide (default: that of the API server; 1.37 for files)",
+    )

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dra_agent import user_file
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, Severity, ok, problem, warning
 from dra_agent.doctor.program_version import Version, read_version, version_text
@@ -32,6 +33,8 @@ RUNTIMES = (
     Runtime("runc", "runc", None),
     Runtime("crun", "crun", None),
 )
+MAX_CONFIG_BYTES = 1 << 20
+"""Bytes of a configuration file of a runtime."""
 _CONTAINERD_DEFAULT: Version = (2, 0, 0)
 """First version in which CDI is enabled by default. Older ones need `enable_cdi` in their configuration."""
 _DOCKER_DEFAULT: Version = (28, 3, 0)
@@ -151,14 +154,14 @@ def _values(tree: Any, key: str) -> Iterator[Any]:
 
 def _toml(path: Any) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(user_file.read(path, MAX_CONFIG_BYTES).decode())
     except (OSError, RecursionError, ValueError):
         return {}
 
 
 def _json(path: Any) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(user_file.read(path, MAX_CONFIG_BYTES))
     except (OSError, RecursionError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from dra_agent import user_file
+from dra_agent import user_file, yaml_text
 from dra_agent.errors import UsageError
 from dra_agent.json_decode import decode_json
 from dra_agent.kube_client.proxy import Proxy, parse_proxy, proxy_of_environment
@@ -243,7 +243,7 @@ def _parse(path: Path) -> _Kubeconfig:
     import yaml
 
     try:
-        return msgspec.convert(yaml.safe_load(content), _Kubeconfig)
+        return msgspec.convert(yaml_text.load(content), _Kubeconfig)
     except yaml.YAMLError as error:
         # Its own text shows the line, and in that line may be a token.
         mark = getattr(error, "problem_mark", None)

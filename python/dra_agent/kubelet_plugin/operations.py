@@ -188,4 +188,4 @@ def _device(item: ClaimDevice) -> messages.Device:
 
 def _text(error: AgentError) -> str:
     """Return a message that fits into the pod's event; never "", which means success."""
-    return (str(error) or type(error).__name__)[:MAX_ERROR_CHARS]
+    return (error.public_text or type(error).__name__)[:MAX_ERROR_CHARS]

@@ -144,7 +144,9 @@ def _merged(results: Sequence[_Result]) -> ClaimDevice:
     requests = tuple(dict.fromkeys(name.partition("/")[0] for name in names))
     consumed: dict[str, str] = {}
     for result in results:
-        consumed.update(result.consumed_capacity or {})
+        # A capacity without a domain is one of the driver: both spellings are the same (resource/v1, QualifiedName).
+        own = f"{result.driver}/"
+        consumed |= {name.removeprefix(own): amount for name, amount in (result.consumed_capacity or {}).items()}
     return ClaimDevice(
         results[0].pool,
         results[0].device,

@@ -255,7 +255,10 @@ def _translate_errors(call: Callable[[], _T]) -> _T:
     try:
         return call()
     except _native.LedgerConflictError as error:
-        raise DeviceHeldError(str(error)) from error
+        device = str(error).partition(" is held by claim ")[0]
+        raise DeviceHeldError(
+            str(error), public=f"{device} is held by another claim; the agent's log names it"
+        ) from error
     except _native.LedgerIoError as error:
         raise RetryableError(str(error)) from error
     except _native.LedgerUsageError as error:

@@ -38,6 +38,9 @@ _HOLDER_BYTES = 120
 """Bytes of the record of the holder. All records have this length, so that none leaves a part of a longer one."""
 
 
+_PUBLIC = "the agent works on it for another claim, which its log names; it is retried"
+
+
 class LockedError(RetryableError):
     """The lock is held; the message has the holder, its purpose and the duration."""
 
@@ -145,6 +148,7 @@ class KeyedLocks:
         return LockedError(
             f"{lock.holder} has been in work on it for {self._clock() - lock.since:.0f} s",
             where=name,
+            public=_PUBLIC,
             hint="it is retried; if it persists, `dra-agent doctor` and the kernel log name the call that hangs",
         )
 
@@ -168,6 +172,7 @@ class KeyedLocks:
                 raise LockedError(
                     f"another agent has been in work on it ({_holder(handle)})",
                     where=name,
+                    public=_PUBLIC,
                     hint="it is retried; if it persists, check the log of that agent",
                 )
             with suppress(OSError):  # a full disk: the lock is valid, but its holder is not recorded

@@ -243,6 +243,7 @@ class DeviceOwnership:
             f"is held by another agent of this host, with state directory {record.state_dir} "
             f"(pid {record.pid}{'' if alive else ', not running'}), for claims {shown}",
             where=f"device {name} ({address})",
+            public="is held by another agent of this host, which the agent's log names",
             hint="release those claims through that agent; run one agent per host"
             if alive
             else f"start that agent and release those claims; remove {path} only if its state directory was "

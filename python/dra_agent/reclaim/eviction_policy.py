@@ -32,6 +32,10 @@ UNPREPARE_MARGIN = timedelta(seconds=2)
 """Before the deadline, in which the kubelet unprepares the claim."""
 DELETE_MARGIN = timedelta(seconds=5)
 """In addition to a pod's grace period: how long before the deadline deletion replaces eviction."""
+PLANNED_REQUESTS_PER_S = 40.0
+"""Requests of evictions per second by which is planned: most of what the agent sends (kube_client.request_rate)."""
+REQUESTS_OF_A_POD = 3
+"""A read, an eviction that is refused, and the deletion."""
 TOLERATION_MARGIN = timedelta(seconds=2)
 """Before the end of a toleration: how long before the taint's eviction a pod is evicted if its grace period is
 longer than the remaining time. The kubelet does not shorten one that has started."""
@@ -49,6 +53,8 @@ class Decision(msgspec.Struct, frozen=True):
     act: Literal["leave", "wait", "evict", "delete"]
     why: str
     grace: int | None = None
+    until: datetime | None = None
+    """When a pod that waits is to be checked again; None if only a change of the pod matters."""
     evict_first: bool = False
     """Whether a deletion is first tried as an eviction with that grace, for the DisruptionTarget condition."""
 
@@ -62,11 +68,31 @@ class EvictionContext(msgspec.Struct, frozen=True):
     node: str
     driver: str
     mode: EvictionMode
+    pods: int = 1
+    """How many pods of the node may have to be deleted: their requests take time."""
+    held: int = 1
+    """How many pods are checked, also those that are being deleted."""
 
     @property
     def remaining(self) -> timedelta | None:
         """Seconds until the kubelet must have released the claim; None without a deadline."""
         return None if self.deadline is None else self.deadline - UNPREPARE_MARGIN - self.now
+
+    @property
+    def lead(self) -> timedelta:
+        """How long the requests for all pods take; the last pod needs its grace period after them."""
+        return timedelta(seconds=self.pods * REQUESTS_OF_A_POD / PLANNED_REQUESTS_PER_S)
+
+    def until_deletion(self, grace_s: float) -> timedelta | None:
+        """Return the time until deletion replaces the eviction of a pod; None without a deadline."""
+        if self.remaining is None:
+            return None
+        return self.remaining - timedelta(seconds=grace_s) - DELETE_MARGIN - self.lead
+
+    @property
+    def may_try_eviction(self) -> bool:
+        """Whether there is time to try an eviction before each deletion."""
+        return self.remaining is None or self.lead <= self.remaining
 
 
 def decide(pod: Mapping[str, Any], claim: Mapping[str, Any], context: EvictionContext) -> Decision:
@@ -87,8 +113,23 @@ def decide(pod: Mapping[str, Any], claim: Mapping[str, Any], context: EvictionCo
         # The taint would delete it with its whole grace period: it needs an eviction with a shorter one before.
         delay = -TOLERATION_MARGIN
     if context.now < tolerated_until + delay:
-        return Decision("wait", "the taint may still move it")
+        return Decision("wait", "the taint may still move it", until=tolerated_until + delay)
     return _move(pod, context)
+
+
+def next_check(decision: Decision, pod: Mapping[str, Any], context: EvictionContext, least_s: float) -> float:
+    """Return the seconds after which a pod is checked again, at least `least_s`.
+
+    The checks of all pods leave half of the requests to others, and are not later than an action that becomes due.
+    """
+    requests = 1 if decision.act in ("wait", "leave") else REQUESTS_OF_A_POD - 1
+    pause = context.held * requests / (PLANNED_REQUESTS_PER_S / 2)
+    if decision.until is not None:
+        pause = min(pause, (decision.until - context.now).total_seconds())
+    until = context.until_deletion(_grace(pod)) if context.mode == "auto" and decision.act == "evict" else None
+    if until is not None and until > timedelta():
+        pause = min(pause, until.total_seconds())
+    return max(least_s, pause)
 
 
 def _exceeds_deadline(pod: Mapping[str, Any], context: EvictionContext) -> bool:
@@ -101,10 +142,11 @@ def _move(pod: Mapping[str, Any], context: EvictionContext) -> Decision:
     late = _exceeds_deadline(pod, context)
     why = "its grace period is longer than the remaining time" if late else "the taint did not move it"
     if context.mode == "delete":
-        return Decision("delete", why, shortened, evict_first=True)
-    near = remaining is not None and remaining <= timedelta(seconds=own) + DELETE_MARGIN
-    if context.mode == "auto" and near:
-        return Decision("delete", why if late else "the deadline is near", shortened, evict_first=True)
+        return Decision("delete", why, shortened, evict_first=context.may_try_eviction)
+    until = context.until_deletion(own)
+    if context.mode == "auto" and until is not None and until <= timedelta():
+        why = why if late else "the deadline is near"
+        return Decision("delete", why, shortened, evict_first=context.may_try_eviction)
     return Decision("evict", why, shortened if late else None)
 
 

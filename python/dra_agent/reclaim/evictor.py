@@ -16,7 +16,7 @@ from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError
 from dra_agent.kube_client.errors import ConflictError, ForbiddenError, NotFoundError, ThrottledError
 from dra_agent.reclaim.claim_pods import PodClient
-from dra_agent.reclaim.eviction_policy import Decision, EvictionContext, EvictionMode, decide
+from dra_agent.reclaim.eviction_policy import Decision, EvictionContext, EvictionMode, decide, next_check
 from dra_agent.reclaim.release_tracker import ReleaseTracker
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.status import ClaimReleaseStatus
@@ -120,6 +120,8 @@ class Evictor:
         self._due: dict[str, float] = {}
         self._ignored: dict[str, str] = {}
         """Pods that are not evicted, by UID, and the reason that was logged."""
+        self._settled: set[str] = set()
+        """Pods that need no request at their last check: they are being deleted, or are left alone."""
         self._forbidden: set[str] = set()
         self._permission = PermissionMonitor(
             "pods that the taint does not evict are not evicted",
@@ -132,38 +134,53 @@ class Evictor:
     async def run(self) -> None:
         """Check every claim each second, until the notice ends."""
         async with asyncio.TaskGroup() as attempts:
-            while (context := self._context()) is not None:
+            while self._reclaim.state.noticed is not None:
                 for uid, uses in self._due_pods().items() if self._is_leader() else ():
                     self._due[uid] = float("inf")  # until this attempt is over
-                    attempts.create_task(self._attempt(uid, uses, context), name="reclaim pod")
+                    attempts.create_task(self._attempt(uid, uses), name="reclaim pod")
                 await asyncio.sleep(POLL_INTERVAL_S)
 
     def _context(self) -> EvictionContext | None:
         state = self._reclaim.state
         if state.noticed is None:
             return None
-        return EvictionContext(self._now(), state.noticed, state.deadline, self._node, self._driver, self._mode)
+        held = self._held_pods().keys()
+        return EvictionContext(
+            self._now(),
+            state.noticed,
+            state.deadline,
+            self._node,
+            self._driver,
+            self._mode,
+            pods=len(held - self._settled),
+            held=len(held),
+        )
 
     def _due_pods(self) -> dict[str, list[_ReservedClaim]]:
         """Return the pods that are due, by UID, each with the claims of this node that are reserved for it."""
-        now, found = asyncio.get_running_loop().time(), dict[str, list[_ReservedClaim]]()
+        now = asyncio.get_running_loop().time()
+        return {uid: uses for uid, uses in self._held_pods().items() if now >= self._due.get(uid, 0)}
+
+    def _held_pods(self) -> dict[str, list[_ReservedClaim]]:
+        """Return the pods that may have to be evicted, by UID."""
+        found = dict[str, list[_ReservedClaim]]()
         for record in self._claims.records.values():
             claim = self._claims.claims.get(record.uid)
             if record.unprepared is not None or record.released is not None or claim is None:
                 continue
             for consumer in consumers_of(claim):
                 name, uid = str(consumer.get("name", "")), str(consumer.get("uid", ""))
-                if is_pod(consumer) and now >= self._due.get(uid, 0):
+                if is_pod(consumer):
                     found.setdefault(uid, []).append(_ReservedClaim(name, record, claim))
         return found
 
-    async def _attempt(self, uid: str, uses: list[_ReservedClaim], context: EvictionContext) -> None:
+    async def _attempt(self, uid: str, uses: list[_ReservedClaim]) -> None:
         # A pod that takes long, or fails, does not delay others.
         pause, first = POLL_INTERVAL_S, uses[0]
         pod = f"{first.record.namespace}/{first.pod}"
         try:
             async with self._slots:
-                pause = await self._evict(uid, uses, context)
+                pause = await self._evict(uid, uses)
         except (NotFoundError, ConflictError):
             pass  # it was deleted, or replaced by another one of that name
         except ForbiddenError as error:
@@ -181,7 +198,7 @@ class Evictor:
         finally:
             self._due[uid] = asyncio.get_running_loop().time() + pause
 
-    async def _evict(self, uid: str, uses: list[_ReservedClaim], context: EvictionContext) -> float:
+    async def _evict(self, uid: str, uses: list[_ReservedClaim]) -> float:
         """Apply the most urgent action of its claims; return the seconds to the next attempt."""
         name, namespace = uses[0].pod, uses[0].record.namespace
         try:
@@ -191,15 +208,23 @@ class Evictor:
         self._permission.granted()
         if pod.get("metadata", {}).get("uid") != uid:
             return POLL_INTERVAL_S
+        context, checks = self._context(), list[float]()
+        if context is None:
+            return POLL_INTERVAL_S
+        self._settled.add(uid)
         for use in uses:
             decision = decide(pod, use.claim, context)
             if decision.act in ("evict", "delete"):
+                self._settled.discard(uid)
                 evicted = await self._actions.apply(namespace, name, uid, decision)
                 for one in uses:
                     one.record.blocked_reason = "" if evicted else f"a disruption budget blocks the eviction of {name}"
-                return RETRY_AFTER_S
+                return next_check(decision, pod, context, RETRY_AFTER_S)
+            if decision.until is not None:
+                self._settled.discard(uid)
+            checks.append(next_check(decision, pod, context, 0.0))
             if decision.act == "leave" and self._ignored.get(uid) != decision.why:
                 self._ignored[uid] = decision.why
                 extra = {"pod": f"{namespace}/{name}", "claim": use.record.name, "why": decision.why}
                 log.info("the pod is not evicted", extra=extra)
-        return 0.0
+        return min(checks)

@@ -58,9 +58,12 @@ class EarlyEvictor:
         """Return the evictions that must precede the taint; None if there are none, which is the usual case."""
         if state.noticed is None or state.deadline is None or not self._is_leader():
             return None
-        context = EvictionContext(self._now(), state.noticed, state.deadline, self._node, self._driver, self._mode)
+        pods = list(self._pods)
+        context = EvictionContext(
+            self._now(), state.noticed, state.deadline, self._node, self._driver, self._mode, len(pods)
+        )
         urgent: dict[str, tuple[ClaimPod, Decision]] = {}
-        for pod in self._pods:
+        for pod in pods:
             decision = decide(pod.pod, pod.claim, context)
             # At the start of a notice this applies only to pods that the taint does not evict in time.
             if decision.act in ("evict", "delete") and decision.grace is not None:

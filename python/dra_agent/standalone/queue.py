@@ -64,7 +64,7 @@ class ClaimQueue:
         """Guards the index and the attempts, for short times: everything waits for it."""
         self._claims = ClaimIndex(store)
         self._evaluation = Evaluation(store.path.parent)
-        self._evaluation.park_interrupted(self._claims)
+        self._evaluation.strike_interrupted(self._claims)
         self._attempts = ClaimAttempts(self._claims, self._lock, preparer=preparer, clock=clock, workers=workers)
         self._views = ClaimViews(self._claims, self._attempts)
         self._ended_runs = EndedRuns()

@@ -5,12 +5,10 @@ It keeps objects and the order in which claims came; it does not interpret them.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -21,26 +19,18 @@ import msgspec
 from dra_agent import atomic_file
 from dra_agent.errors import RetryableError
 from dra_agent.json_decode import decode_json
+from dra_agent.standalone.reserve import Reserve, is_disk_full
+from dra_agent.standalone.store_file import FILE, MODE, open_reader, open_writer, refused, unused_name
+from dra_agent.standalone.store_rescue import rescue, resume
 
 log = logging.getLogger(__name__)
 
-FILE = "objects.db"
 UNUSABLE = "objects.jsonl"
-MODE = 0o600
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS objects (
-    position INTEGER PRIMARY KEY AUTOINCREMENT,
-    kind TEXT NOT NULL,
-    namespace TEXT NOT NULL,
-    name TEXT NOT NULL,
-    body BLOB NOT NULL,
-    UNIQUE (kind, namespace, name)
-)
-"""
 _PUT = (
     "INSERT INTO objects (kind, namespace, name, body) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (kind, namespace, name) DO UPDATE SET body = excluded.body"
 )
+_FIND = "SELECT 1 FROM objects WHERE kind = ? AND namespace = ? AND name = ?"
 ROWS_AT_A_TIME = 500
 """Objects that are read while the lock is held; writers come between."""
 
@@ -54,8 +44,6 @@ class StoredObject(msgspec.Struct, frozen=True):
 
 KEYS_PER_QUERY = 400
 """SQLite before 3.32 accepts 999 parameters."""
-READ_CACHE_KIB = 256
-"""Pages that SQLite caches for reads, instead of its default of 2 MiB."""
 
 
 class Store:
@@ -73,48 +61,58 @@ class Store:
         self.path = directory / FILE
         self.problems: list[str] = []
         self._lock = threading.Lock()
-        try:
-            self._connection = _open(self.path)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise _refused(self.path, error) from error
-            self._connection = self._replace(str(error))
         self._read_lock = threading.Lock()
+        self._reserve = Reserve(self.path.with_name(f"{FILE}.reserve"))
         try:
-            self._reader = _open_reader(self.path)
-        except sqlite3.DatabaseError as error:
-            self._connection.close()
-            raise _refused(self.path, error) from error
+            self.problems += resume(self.path)
+            try:
+                self._connection = self._open()
+            except sqlite3.OperationalError:
+                raise
+            except sqlite3.DatabaseError as error:
+                self.problems += rescue(self.path, str(error))
+                self._connection = self._open()
+            try:
+                self._reader = open_reader(self.path)
+            except BaseException:
+                self._connection.close()
+                raise
+        except (sqlite3.DatabaseError, OSError) as error:
+            raise refused(self.path, error) from error
+        self._reserve.fill()
 
     def put(self, kind: str, namespace: str, name: str, value: dict[str, Any]) -> None:
         """Keep an object; one that was there before keeps its place in the order."""
         self.put_all([(kind, namespace, name, value)])
 
     def put_all(self, objects: Iterable[tuple[str, str, str, dict[str, Any]]]) -> None:
-        """Keep objects, each as kind, namespace, name and value, in this order: all of them or none."""
+        """Keep objects, each as kind, namespace, name and value, in this order: all of them or none.
+
+        On a full disk, objects that were there before can still be replaced: a claim that is released, for example.
+        """
         rows = [(kind, namespace, name, msgspec.json.encode(value)) for kind, namespace, name, value in objects]
-        with self._writing() as connection:
-            connection.executemany(_PUT, rows)
+
+        def add(connection: sqlite3.Connection) -> bool:
+            return any(connection.execute(_FIND, row[:3]).fetchone() is None for row in rows)
+
+        self._write(lambda connection: connection.executemany(_PUT, rows), adds=add)
 
     def rewrite(self, objects: Iterable[tuple[int, dict[str, Any]]]) -> None:
         """Replace objects, each as position and value: all of them or none."""
         rows = [(msgspec.json.encode(value), position) for position, value in objects]
-        with self._writing() as connection:
-            connection.executemany("UPDATE objects SET body = ? WHERE position = ?", rows)
+        self._write(lambda connection: connection.executemany("UPDATE objects SET body = ? WHERE position = ?", rows))
 
     def set_aside(self, objects: Iterable[tuple[StoredObject, str]]) -> None:
         """Move objects that cannot be used, each with the reason, to a file next to this one; `problems` reports it."""
         objects = list(objects)
-        aside = _unused(self.path.with_name(UNUSABLE))
+        aside = unused_name(self.path.with_name(UNUSABLE))
         lines = [msgspec.json.encode({"reason": reason, "value": stored.value}) for stored, reason in objects]
         try:
             atomic_file.write(aside, b"".join(line + b"\n" for line in lines), mode=MODE, durable=True)
         except OSError as error:
-            raise _refused(aside, error) from error
-        with self._writing() as connection:
-            connection.executemany(
-                "DELETE FROM objects WHERE position = ?", [(stored.position,) for stored, _ in objects]
-            )
+            raise refused(aside, error) from error
+        positions = [(stored.position,) for stored, _ in objects]
+        self._write(lambda connection: connection.executemany("DELETE FROM objects WHERE position = ?", positions))
         for stored, reason in objects:
             position = stored.position
             self.problems.append(f"{self.path}: object {position} cannot be used ({reason}); set aside in {aside.name}")
@@ -122,11 +120,8 @@ class Store:
 
     def delete(self, kind: str, namespace: str, name: str) -> bool:
         """Delete an object; return False if it does not exist."""
-        with self._writing() as connection:
-            cursor = connection.execute(
-                "DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", (kind, namespace, name)
-            )
-            return cursor.rowcount > 0
+        query = "DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?"
+        return self._write(lambda connection: connection.execute(query, (kind, namespace, name))).rowcount > 0
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         """Find one object; raises RetryableError if the file cannot be read."""
@@ -203,113 +198,37 @@ class Store:
                     hint="check the disk (dmesg); a restart of the agent keeps what is readable",
                 ) from error
 
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _open(self) -> sqlite3.Connection:
+        try:
+            return open_writer(self.path)
+        except sqlite3.OperationalError as error:
+            if not is_disk_full(error):
+                raise
+        self._reserve.empty()
+        return open_writer(self.path)
+
+    def _write(
+        self,
+        change: Callable[[sqlite3.Connection], sqlite3.Cursor],
+        *,
+        adds: Callable[[sqlite3.Connection], bool] | None = None,
+    ) -> sqlite3.Cursor:
+        """Commit a change. On a full disk only one that `adds` no object, with the space of the reserve."""
         with self._lock:
+            connection = self._connection
             try:
-                with self._connection:
-                    yield self._connection
+                if adds is not None and (reason := self._reserve.fill()) is not None and adds(connection):
+                    raise sqlite3.OperationalError(f"no space is left for the release of claims: {reason}")
+                try:
+                    with connection:
+                        return change(connection)
+                except sqlite3.OperationalError as error:
+                    if not is_disk_full(error) or (adds is not None and adds(connection)):
+                        raise
+                self._reserve.empty()
+                # The pages that were written before can be used again.
+                connection.execute("PRAGMA wal_checkpoint(RESTART)")
+                with connection:
+                    return change(connection)
             except sqlite3.DatabaseError as error:
-                raise _refused(self.path, error) from error
-
-    def _replace(self, reason: str) -> sqlite3.Connection:
-        aside = _unused(self.path)
-        self.path.rename(aside)
-        for suffix in ("-wal", "-shm"):
-            companion = self.path.with_name(FILE + suffix)
-            if companion.exists():
-                companion.rename(aside.with_name(aside.name + suffix))
-        fresh = _open(self.path)
-        kept = 0
-        try:
-            with fresh:
-                for row in _readable(aside):
-                    fresh.execute("INSERT OR IGNORE INTO objects VALUES (?, ?, ?, ?, ?)", row)
-                    kept += 1
-        except BaseException:
-            fresh.close()
-            raise
-        problem = f"{self.path}: damaged ({reason}); set aside as {aside.name}, {kept} objects read out of it"
-        log.error("store damaged", extra={"path": str(self.path), "aside": aside.name, "kept": kept, "reason": reason})
-        self.problems.append(problem)
-        return fresh
-
-
-def _unused(path: Path) -> Path:
-    """Return the first name for a file that is set aside; `dra-agent doctor` reports all of them."""
-    number = 1
-    while (aside := path.with_name(f"{path.name}.corrupt-{number}")).exists():
-        number += 1
-    return aside
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    # SQLite makes its -wal and -shm with the mode of the database, and the database with the umask applied.
-    _restrict(path)
-    # Autocommit is off: `with connection` is one transaction, and FULL makes its commit durable in WAL mode.
-    connection = sqlite3.connect(path, check_same_thread=False)
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(_SCHEMA)
-        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise sqlite3.DatabaseError(verdict)
-        for (body,) in connection.execute("SELECT body FROM objects"):
-            decode_json(body, type=dict)
-    except msgspec.DecodeError as error:
-        connection.close()
-        raise sqlite3.DatabaseError(f"an object is not JSON: {error}") from error
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _open_reader(path: Path) -> sqlite3.Connection:
-    reader = sqlite3.connect(path, check_same_thread=False)
-    try:
-        reader.execute(f"PRAGMA cache_size = -{READ_CACHE_KIB}")
-        reader.execute("PRAGMA query_only = ON")
-    except BaseException:
-        reader.close()
-        raise
-    return reader
-
-
-def _restrict(path: Path) -> None:
-    """Make the file, and SQLite files of an older agent next to it, readable by the agent only."""
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
-        try:
-            os.fchmod(handle, MODE)
-        finally:
-            os.close(handle)
-        for suffix in ("-wal", "-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                path.with_name(path.name + suffix).chmod(MODE)
-    except OSError as error:
-        raise sqlite3.OperationalError(f"{path}: {error.strerror}") from error
-
-
-def _readable(path: Path) -> Iterator[tuple[int, str, str, str, bytes]]:
-    """Read the intact rows of a damaged file one by one; only damaged rows are lost."""
-    with closing(sqlite3.connect(path)) as connection:
-        try:
-            (last,) = connection.execute("SELECT max(position) FROM objects").fetchone()
-        except sqlite3.DatabaseError:
-            return
-        for position in range(1, (last or 0) + 1):
-            try:
-                row = connection.execute("SELECT * FROM objects WHERE position = ?", (position,)).fetchone()
-                if row is not None:
-                    decode_json(row[4], type=dict)
-                    yield row
-            except (sqlite3.DatabaseError, msgspec.DecodeError, TypeError):
-                continue
-
-
-def _refused(path: Path, error: Exception) -> RetryableError:
-    return RetryableError(
-        f"cannot be written: {error}", where=str(path), hint="check free space and permissions of the state directory"
-    )
+                raise refused(self.path, error) from error

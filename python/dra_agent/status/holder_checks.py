@@ -36,7 +36,7 @@ class HolderCheckingPreparer:
                 raise
             self._orphaned.suspect([entry.uid for entry in holders])
             hint = f"if that claim no longer exists or has its devices, {_hint(holders[0].uid)}"
-            raise DeviceHeldError(error.message, where=error.where, hint=hint) from error
+            raise DeviceHeldError(error.message, where=error.where, public=error.public, hint=hint) from error
         self._orphaned.prepared(claim)
         return devices
 

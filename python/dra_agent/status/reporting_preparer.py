@@ -53,9 +53,9 @@ class ReportingPreparer:
         if not (isinstance(namespace, str) and isinstance(name, str) and isinstance(uid, str)):
             return
         if isinstance(error, DeviceHeldError):
-            self._events.record(DEVICE_HELD, ObjectReference.claim(namespace, name, uid), str(error))
+            self._events.record(DEVICE_HELD, ObjectReference.claim(namespace, name, uid), error.public_text)
         elif isinstance(error, PermanentError):
-            self._events.record(PREPARE_FAILED, ObjectReference.claim(namespace, name, uid), str(error))
+            self._events.record(PREPARE_FAILED, ObjectReference.claim(namespace, name, uid), error.public_text)
 
 
 def _prepared_claim(claim: dict[str, Any], devices: Sequence[ClaimDevice]) -> PreparedClaim:

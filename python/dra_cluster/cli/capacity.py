@@ -108,7 +108,9 @@ def _print_result(args: argparse.Namespace, snapshot: Snapshot, copy: Copy) -> i
     with progress("evaluating the nodes"), garbage_collection.paused():
         result = capacity(snapshot, copy, node=args.node, limit=limit, deadline=args.timeout)
     # A partial total is a lower bound.
-    fits = True if result["total"] >= needed else None if result["total_is_partial"] else False
+    enough = result["total"] is None or result["total"] >= needed
+    unknown = result["total_is_partial"] and (result["total"] is None or not enough)
+    fits = None if unknown else enough
     result = {**result, "changes": args.changes, "replicas": needed, "fits": fits}
     if args.output == "table":
         _print(result)
@@ -137,6 +139,8 @@ def _print(result: dict[str, Any]) -> None:
 def _summary(result: dict[str, Any]) -> str:
     if result["problems"]:
         return "; ".join(result["problems"])
+    if result["unlimited"]:
+        return str(result["unlimited"])
     total, nodes = result["total"], result["nodes"]
     if not nodes:
         return "fits nowhere: there is no node"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from dra_agent import garbage_collection
 from dra_agent.api_object import Object
@@ -11,6 +12,7 @@ from dra_agent.errors import PermanentError, UsageError
 from dra_agent.explain.printed_object import RESOURCE_KINDS, checked
 from dra_agent.manifests import LoadedObject
 from dra_cluster.explain.dump import read_dump
+from dra_cluster.explain.pod_check import mistakes_of
 from dra_cluster.explain.snapshot import WORKLOADS, Snapshot
 from dra_cluster.explain.workloads import COMPOSITE, POD_GROUP, check_group, pod_sets
 
@@ -74,19 +76,23 @@ def read_snapshot(
     from dra_agent.cli.explain_standalone import agent_without_cluster
     from dra_agent.cli.files import files_of
     from dra_agent.cli.terminal import progress
+    from dra_cluster.explain.scheduler_version import parse_version
     from dra_cluster.explain.snapshot import read
 
+    version = parse_version(text) if (text := getattr(args, "scheduler_version", None)) else None
     if dump := dump_of(args):
         paths = [file for entry in dump for file in files_of(entry, recursive=args.recursive)]
         with progress("reading the files"), garbage_collection.paused():
-            return read_dump(paths, args.namespace or "default", pods=pods)
+            found = read_dump(paths, args.namespace or "default", pods=pods)
+            return replace(found, scheduler=version or found.scheduler)
     if not getattr(args, "is_plugin", False) and agent_without_cluster(args):
         return _read_agent(args)
     namespace = namespace_of(args)
     with progress("querying the API server"), garbage_collection.paused():
-        return call_cluster(
+        found = call_cluster(
             args, lambda api: read(api, namespace, name, workload=workload, with_kueue=with_kueue, pods=pods)
         )
+        return replace(found, scheduler=version or found.scheduler)
 
 
 def _pods_of(kind: str, value: Object) -> list[Object]:
@@ -128,7 +134,21 @@ def _checked(loaded: LoadedObject, operation: str) -> Object:
     check_group(loaded.kind, loaded.value, where=loaded.where("apiVersion"))
     if loaded.kind in RESOURCE_KINDS and (problems := loaded.diagnostics()):
         raise UsageError("\n".join(problems))
-    return checked(loaded)
+    value = checked(loaded)
+    _check_pods(loaded, value)
+    return value
+
+
+def _check_pods(loaded: LoadedObject, value: Object) -> None:
+    """Raise UsageError for a pod, or a template of pods, whose claims or extended resources the API server refuses."""
+    specs = {"spec": value.get("spec") or {}} if loaded.kind == "Pod" else {}
+    if loaded.kind in WORKLOADS and loaded.kind != POD_GROUP:
+        specs = {f"{one.path}.spec": one.template.get("spec") or {} for one in pod_sets(loaded.kind, value)}
+    for path, spec in specs.items():
+        for mistake in mistakes_of(spec):
+            field = f"{path}.{mistake.field}"
+            message = f"{loaded.kind} {loaded.name}: {field} {mistake.message}"
+            raise UsageError(message, where=loaded.where(field), hint=mistake.hint)
 
 
 def _add(snapshot: Snapshot, kind: str, value: Object) -> None:

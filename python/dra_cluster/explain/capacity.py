@@ -16,6 +16,7 @@ from dra_agent.explain.gates import gates_in_use, notes_of
 from dra_cluster.explain.claim_admission import NewClaim, admission_blockers
 from dra_cluster.explain.copy_count import CopyCount, row_of
 from dra_cluster.explain.device_plugins import DevicePlugins
+from dra_cluster.explain.fatal_error import NOTE, examines_all, find_fatal
 from dra_cluster.explain.kueue import NOT_EVALUATED, is_managed
 from dra_cluster.explain.pending import nodes_of
 from dra_cluster.explain.placement import scheduling_blockers
@@ -26,6 +27,8 @@ MAX_CONSUMERS = 256
 """Consumers that a ResourceClaim can be reserved for (ResourceClaimReservedForMaxSize, api/resource/v1/types.go)."""
 BLOCKED = "node"
 """The cause of a node on which the pod cannot run, for reasons that do not concern devices."""
+ERROR = "error"
+"""The cause of a node whose devices cannot be evaluated, or of all nodes if kube-scheduler stops at such an error."""
 CONSUMERS = "consumers"
 """The cause of a node on which more copies would fit, if a claim that they share could be reserved for more pods."""
 NOT_CONSIDERED = (
@@ -54,6 +57,10 @@ class Copy:
     replicas: int = 1
     """How many copies the object needs."""
     notes: list[str] = field(default_factory=list)
+    unlimited: str | None = None
+    """Why devices do not limit the number of copies."""
+    not_counted: list[str] = field(default_factory=list)
+    """Extended resources that no DeviceClass provides."""
 
 
 def copy_of_claims(snapshot: Snapshot, claims: Sequence[Object], kind: str = "claim") -> Copy:
@@ -107,7 +114,8 @@ def copy_of_pod(snapshot: Snapshot, pod: Object) -> Copy:
     others = DevicePlugins(snapshot, further, needs).others
     if not needs:
         what = f"; {', '.join(others)}: not counted, as no DeviceClass provides it" if others else ""
-        copy.problems.append(f"uses no claim, so devices do not limit it{what}")
+        copy.unlimited = f"uses no claim, so devices do not limit it{what}"
+        copy.not_counted = list(others)
     elif others:
         copy.notes.append(f"not considered: {', '.join(others)}, which no DeviceClass provides")
     if extended := extended_need(needs):
@@ -145,18 +153,24 @@ def capacity(
     """
     result: Object = {
         "subject": copy.subject,
+        "scheduler_version": str(snapshot.scheduler),
+        "fatal": None,
         "total": 0,
         "total_is_partial": False,
         "largest_on_one_node": 0,
         "nodes": [],
         "unexamined": [],
         "problems": copy.problems,
+        "unlimited": None,
         "notes": [*snapshot.notes, *copy.notes, NOT_CONSIDERED],
     }
     if snapshot.nodes is None:
         result["notes"].insert(0, "cordons, taints and labels of nodes are not known")
     if copy.problems:
         return result
+    if copy.unlimited is not None:
+        # What device plugins serve is not counted, so with such resources the number is not known.
+        return {**result, "total": None, "total_is_partial": bool(copy.not_counted), "unlimited": copy.unlimited}
     plugins = DevicePlugins(snapshot, copy.pod, copy.needs)
     if snapshot.slices is None:
         return {**result, "problems": ["no more is known without ResourceSlices"]}
@@ -166,17 +180,26 @@ def capacity(
     held = [claim for claim in snapshot.claims if allocation_of(claim)]
     gates = gates_in_use(snapshot.slices)
     result["notes"] += notes_of(gates)
-    cluster = Cluster(snapshot.slices, snapshot.classes or (), nodes=known.values(), claims=held, gates=gates)
+    cluster = Cluster(
+        snapshot.slices,
+        snapshot.classes or (),
+        nodes=known.values(),
+        claims=held,
+        gates=gates,
+        scheduler_minor=snapshot.scheduler.minor,
+    )
     blocked = (
         {name: node_blockers(copy.pod, entry) for name, entry in known.items()} if snapshot.nodes is not None else {}
     )
-    permitted = {name: known[name] for name in known if not blocked.get(name) and node in (None, name)}
+    usable = {name: known[name] for name in known if not blocked.get(name)}
+    permitted = {name: usable[name] for name in usable if node in (None, name)}
     most_used = min(copy.shared, key=remaining_consumers, default=None)
     remaining = None if most_used is None else remaining_consumers(most_used)
     if remaining is not None:
         limit = min(limit, remaining)
     count = CopyCount(cluster, copy.claims, copy.shared, plugins, limit, Deadline.of(deadline))
     rows = count.on(permitted)
+    count.check({name: usable[name] for name in usable if name not in permitted})
     if most_used is not None and limit == remaining:
         _limit_by_consumers(rows, most_used)
     rows += [
@@ -192,6 +215,31 @@ def capacity(
     if remaining is not None and count.total >= remaining:
         result["total"], result["total_is_partial"] = remaining, False
         result["notes"].append(f"a claim can be reserved for {MAX_CONSUMERS} pods; {remaining} more pods can share it")
+    return _with_error(result, snapshot, count, len(known))
+
+
+def _with_error(result: Object, snapshot: Snapshot, count: CopyCount, nodes: int) -> Object:
+    """Limit the copies to those before an error of one node, at which kube-scheduler places no further one anywhere."""
+    errors = {name: text for name, (_, text) in count.errors.items()}
+    error = find_fatal(errors, errors, (), snapshot.scheduler)
+    if error is None:
+        return result
+    fitting = sum(bool(row["copies"]) for row in result["nodes"])
+    if not examines_all(nodes, fitting):
+        return {**result, "fatal": error.as_object(), "notes": [*result["notes"], error.caution]}
+    least = min(copies for copies, _ in count.errors.values())
+    # Copies on other nodes come before the error, too: which nodes kube-scheduler chooses is not known.
+    result |= {"fatal": error.as_object(), "total": least, "total_is_partial": least > 0}
+    result["notes"] += [NOTE]
+    if least:
+        result["notes"].append(f"after {least} of them on one node: {error.summary}")
+        return result
+    result["problems"] = [error.summary]
+    result["largest_on_one_node"] = 0
+    for row in result["nodes"]:
+        if row["copies"]:
+            reason = f"an error on {error.nodes[0]} keeps the pod from all nodes"
+            row.update(copies=0, at_limit=False, causes=[ERROR], reason=reason)
     return result
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dra_agent.api_object import Object, requests_of, subrequests_of
-from dra_cluster.explain.amount import amount, text
+from dra_cluster.amount import amount, text
 from dra_cluster.explain.extended_resources import IMPLICIT, resources_of
 from dra_cluster.explain.snapshot import Snapshot
 

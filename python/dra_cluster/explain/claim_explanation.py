@@ -48,6 +48,8 @@ def explain_pod(
     result: dict[str, Any] = {
         "pod": f"{snapshot.namespace}/{pod['metadata']['name']}",
         "summary": "",
+        "scheduler_version": str(snapshot.scheduler),
+        "fatal": None,
         "pods": [pod_state(pod)],
         "claims": claims,
         "nodes": [],
@@ -131,6 +133,8 @@ def explain_claim(
     result: dict[str, Any] = {
         "claim": f"{snapshot.namespace}/{name}",
         "summary": "",
+        "scheduler_version": str(snapshot.scheduler),
+        "fatal": None,
         "pods": [pod_state(pod) for pod in users],
         "claims": [entry],
         "nodes": [],

@@ -19,6 +19,7 @@ from dra_agent.kube_client import (
     ApiClient,
     Kind,
 )
+from dra_cluster.explain.scheduler_version import read_version
 from dra_cluster.explain.snapshot import (
     POD_GROUPS,
     RESOURCE_QUOTAS,
@@ -36,12 +37,13 @@ async def read_cluster(api: ApiClient) -> Snapshot:
         got = await allowed(api.list(kind), f"cannot list {kind.plural}", so, found.notes)
         return None if got is None else got.items
 
-    found.nodes, slices, found.classes, claims, rules = await asyncio.gather(
+    found.nodes, slices, found.classes, claims, rules, found.scheduler = await asyncio.gather(
         listed(NODES, "labels, reclaims and nodes without devices are not known"),
         listed(RESOURCE_SLICES, "which devices there are is not known"),
         listed(DEVICE_CLASSES, "classes are not known"),
         listed(RESOURCE_CLAIMS, "claims are not known"),
         taint_rules(api),
+        read_version(api, found.notes),
     )
     found.slices = None if slices is None else tainted(slices, rules, found.classes, found.notes)
     found.claims = claims or []

@@ -49,6 +49,8 @@ class CopyCount:
         """`total` is a lower bound."""
         self.unexamined: list[str] = []
         """The nodes without a complete result."""
+        self.errors: dict[str, tuple[int, str]] = {}
+        """By node, an error at which kube-scheduler places no copy anywhere, and after how many copies on the node."""
 
     def on(self, nodes: Mapping[str, Object]) -> list[Object]:
         """Count the copies on nodes; return a row for each."""
@@ -79,6 +81,17 @@ class CopyCount:
         self._add_up(totals, rows)
         return rows
 
+    def check(self, nodes: Mapping[str, Object]) -> None:
+        """Add the errors of nodes of which no copies are counted."""
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for name, node in nodes.items():
+            if self._plugins.more(node) != 0 and not self._derived(self._plugins.serves(node)):
+                alike.setdefault(self._plugins.serves(node), []).append(name)
+        for served, names in alike.items():
+            claims = [*self._shared, *map(_fresh, self._plugins.claims(self._claims, served))]
+            sweep = self._cluster.fits(claims, nodes=names, deadline=self._deadline.remaining())
+            self.errors |= {name: (0, sweep.errors[name]) for name in sweep.fatal}
+
     def _derived(self, served: tuple[str, ...]) -> str | None:
         """Return why copies cannot be counted where the device plugin serves these resources; None if they can be."""
         copies = [_fresh(claim) for claim in self._plugins.claims(self._claims, served)]
@@ -96,6 +109,7 @@ class CopyCount:
                 [NodeCapacity(name, limit, True, "", [], False) for name in names], limit * len(names), True, []
             )
         rows = _rows(found)
+        self.errors |= {entry.node: (entry.copies, entry.reason) for entry in found.nodes if entry.fatal}
         self.unexamined += found.unexamined
         if limit == self._limit:
             self.total_is_partial |= found.total_is_partial

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from dra_agent.api_object import Object
-from dra_cluster.explain.amount import amount
+from dra_cluster.amount import amount
 
 IMPLICIT = "deviceclass.resource.kubernetes.io/"
 """Prefix of the extended resources that every DeviceClass has."""
@@ -59,7 +59,7 @@ def resources_without_class(pod: Object, classes: Iterable[Object]) -> dict[str,
 
     Source of what an extended resource is: IsExtendedResourceName, k8s.io/kubernetes/pkg/apis/core/v1/helper.
     """
-    names = {name for container in _containers(pod) for name in _quantities(container) if _is_extended(name)}
+    names = {name for container in _containers(pod) for name in _quantities(container) if is_extended(name)}
     without = sorted(names - _classes_by_resource(classes).keys())
     return {resource: count for resource in without if (count := requested(pod, resource))}
 
@@ -81,7 +81,8 @@ def _insufficient(resource: str) -> str:
     return rf"Insufficient {re.escape(resource)}(?:[,;]|\.?(?:\s|$))"
 
 
-def _is_extended(name: str) -> bool:
+def is_extended(name: str) -> bool:
+    """Return whether a resource of a container is an extended one (IsExtendedResourceName)."""
     is_native = "/" not in name or "kubernetes.io/" in name
     return name.startswith(IMPLICIT) or not (is_native or name.startswith("requests."))
 
@@ -119,7 +120,7 @@ def served_by_device_plugins(
     asked = {name for pod in pods for container in _containers(pod) for name in _quantities(container)}
     names = asked & _classes_by_resource(classes).keys()
     if with_others:
-        names |= {name for name in asked if _is_extended(name)}
+        names |= {name for name in asked if is_extended(name)}
     served = {name for node in nodes for name in of_device_plugin(node, names)} if names else set()
     return sorted(served)
 

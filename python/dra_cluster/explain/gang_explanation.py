@@ -10,7 +10,8 @@ from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError
 from dra_agent.explain.gates import derived_attributes, gates_in_use, notes_of
 from dra_cluster.explain.counts import has
-from dra_cluster.explain.gang_evaluation import Evaluation, evaluate, failure_of
+from dra_cluster.explain.fatal_error import NOTE
+from dra_cluster.explain.gang_evaluation import Evaluation, evaluate, failure_of, last_fails
 from dra_cluster.explain.gang_limits import impossible
 from dra_cluster.explain.gang_members import Gang
 from dra_cluster.explain.gang_placement import Placer
@@ -51,6 +52,8 @@ def _explained_devices(snapshot: Snapshot, gang: Gang, node: str | None, deadlin
         "subject": gang.subject,
         "fits": False,
         "summary": "",
+        "scheduler_version": str(snapshot.scheduler),
+        "fatal": None,
         "members": gang.total,
         "needed": gang.needed,
         "running": gang.running,
@@ -101,6 +104,10 @@ def _explained(result: Object, evaluation: Evaluation, snapshot: Snapshot, node:
 
     placer = Placer(evaluation.cluster, gang, evaluation.fitting, evaluation.deadline, evaluation.plugins)
     outcome = placer.run(gang.order, on_failure=explain)
+    if outcome.placed and not outcome.failed and (failure := last_fails(evaluation, outcome.placed)):
+        *before, last = outcome.placed
+        outcome = outcome._replace(placed=before, failed=[(last.kind, last.member)])
+        failures.append(failure)
     result["fits"] = is_enough(gang, outcome)
     result.update(evaluated_placements(evaluation, outcome.placed))
     usable = 0
@@ -110,7 +117,11 @@ def _explained(result: Object, evaluation: Evaluation, snapshot: Snapshot, node:
         about = {"member": member.name, "kind": gang.kinds[kind].name, "failed": len(outcome.failed)}
         result["failure"] = {**about, **failures[0]}
     result["summary"] = summary(gang, outcome, result["failure"], usable)
-    if evaluation.unknown:
+    result["notes"] += evaluation.notes
+    if evaluation.fatal:
+        result["fatal"] = next(iter(evaluation.fatal.values())).as_object()
+        result["notes"].append(NOTE)
+    elif evaluation.unknown:
         result["notes"].append(evaluation.unknown_note)
     elif not result["fits"] and not outcome.is_late:
         proof = impossible(evaluation, snapshot)

@@ -53,6 +53,7 @@ def impossible(evaluation: Evaluation, snapshot: Snapshot) -> str | None:
         nodes=nodes_of(snapshot).values(),
         claims=held,
         gates=gates_in_use(slices),
+        scheduler_minor=snapshot.scheduler.minor,
     )
     needs = list(_needs(gang, plugins))
     for need in needs:

@@ -117,6 +117,8 @@ class Holding:
         """What the member of a claim uses of a device plugin; the claim is that for its extended resources."""
         self.allocated: dict[tuple[str, str], Object] = {}
         """The claims that got an allocation."""
+        self.is_fatal = False
+        """The last allocation had an error at which kube-scheduler places the pod on no node."""
 
     @property
     def held(self) -> list[Object]:
@@ -133,12 +135,14 @@ class Holding:
     def allocate(self, kind: int, node: str, claims: list[Object]) -> list[Object] | None:
         """Return the claims of a member with their allocations on a node; None if it does not fit there."""
         plugins = self._placer.plugins
+        self.is_fatal = False
         if plugins.lacks(kind, node):
             return None
         needed = plugins.claims(kind, node, claims)
         if needed:
             found = self._cluster.allocate(node, needed, deadline=self._placer.seconds)
             if not found["allocated"]:
+                self.is_fatal = found["fatal"]
                 return None
             needed = [
                 claim if allocation_of(claim) else {**claim, "status": {"allocation": result}}
@@ -223,6 +227,8 @@ class Run(Holding):
             if after is None:
                 if not self._placer.seconds:
                     return None
+                if self.is_fatal:
+                    self._open[kind].clear()
                 self._open[kind].discard(node)
                 misses += 1
                 if misses % _MISSES_BEFORE_SWEEP == 0:

@@ -27,6 +27,7 @@ from dra_agent.explain.gates import (
 from dra_agent.explain.object_state import allocated_node_selector, claim_state
 from dra_agent.explain.search_time import attempts_s
 from dra_cluster.explain.device_plugins import DevicePlugins, named
+from dra_cluster.explain.fatal_error import NOTE, examines_all, find_fatal
 from dra_cluster.explain.placement import matches, scheduling_blockers
 from dra_cluster.explain.pod_claims import classes_of
 from dra_cluster.explain.snapshot import Snapshot
@@ -38,9 +39,15 @@ MAX_CONCURRENCY = 8
 """Nodes that are explained concurrently."""
 SWEEP_SHARE = 0.4
 """The part of the time in which all nodes are examined, before the devices of some are explained."""
+FILTER_TIMEOUT_S = 10
+"""The default of kube-scheduler (DynamicResourcesFilterTimeoutDefault)."""
+MIN_MINOR_OF_FATAL_TIMEOUT = 36
+"""The first version in which a search that takes longer ends the attempt for all nodes."""
 TIMEOUT = "no result within"
 """The begin of the error of a search that reached its deadline (rust/engine/allocator/src/error.rs)."""
 FITS = "fits"
+_USABLE = (FITS, "is already allocated")
+"""The summaries of claims that do not keep others from a node (rust/engine/allocator/src/explain/summary.rs)."""
 NOT_EVALUATED = "not evaluated"
 LATE = f"{NOT_EVALUATED}: no result in time"
 
@@ -81,7 +88,12 @@ class SnapshotCluster:
     def _with_held(self, held: Iterable[Object]) -> Cluster:
         snapshot = self._snapshot
         return Cluster(
-            snapshot.slices or (), snapshot.classes or (), nodes=self.nodes.values(), claims=held, gates=self.gates
+            snapshot.slices or (),
+            snapshot.classes or (),
+            nodes=self.nodes.values(),
+            claims=held,
+            gates=self.gates,
+            scheduler_minor=snapshot.scheduler.minor,
         )
 
 
@@ -130,18 +142,23 @@ def evaluate_nodes(
     if reason and (snapshot.slices or not serves):
         return with_summary(result, False, reason)
     allocator = query.cluster.read_for(pending.waiting)
-    if query.node is not None:
-        if query.node not in names:
-            allocator.update_node({"metadata": {"name": query.node}})
-        names = {query.node: names.get(query.node, {"metadata": {"name": query.node}})}
-    entries = [_entry(name) for name in sorted(names)]
+    if query.node is not None and query.node not in names:
+        names = {**names, query.node: {"metadata": {"name": query.node}}}
+        allocator.update_node(names[query.node])
+    # The node of the query first: of the others, only errors that concern all nodes are of interest.
+    entries = [_entry(name) for name in sorted(names, key=lambda name: (name != query.node, name))]
     unexamined = {entry["node"] for entry in entries}
     compared = []
+    excluded: set[str] = set()
     for entry in entries:
         if not query.deadline.remaining():
             break
         node = names[entry["node"]]
-        entry["obstacles"] = _obstacles(snapshot, entry["node"], node, pending)
+        entry["obstacles"] = _blockers(snapshot, node, pending)
+        if entry["obstacles"]:
+            excluded.add(entry["node"])
+        # Where a claim is allocated is compared by the same filter as devices, and does not keep it from an error.
+        entry["obstacles"] += _allocated_elsewhere(entry["node"], node, pending)
         compared.append(entry)
     # The claims of the pod, by the resources that the device plugin of a node serves.
     claims = {served: plugins.claims(pending.waiting, served) for served in {(), *serves.values()}}
@@ -158,14 +175,32 @@ def evaluate_nodes(
             else:
                 open_entries.append(entry)
     sweeps = Deadline.of(query.deadline.remaining() * SWEEP_SHARE)
+    errors: dict[str, str] = {}
+    fatal: set[str] = set()
     for served, needed in claims.items():
         same = [entry for entry in open_entries if serves.get(entry["node"], ()) == served]
-        if same:
-            names_of_same = [entry["node"] for entry in same]
-            sweep = allocator.fits(needed, nodes=names_of_same, deadline=sweeps.remaining())
-            _add_verdicts(same, sweep, unexamined)
+        of_query = [entry for entry in same if entry["node"] == query.node]
+        for group in filter(None, (of_query, [entry for entry in same if entry not in of_query])):
+            names_of_group = [entry["node"] for entry in group]
+            sweep = allocator.fits(needed, nodes=names_of_group, deadline=sweeps.remaining())
+            errors |= sweep.errors
+            fatal |= {*sweep.fatal}
+            _add_verdicts(group, sweep, unexamined)
+    number = len(entries)
+    if query.node is not None:
+        entries, open_entries = (
+            [one for one in found if one["node"] == query.node] for found in (entries, open_entries)
+        )
+        unexamined &= {query.node}
     explained = _most_different(open_entries, unexamined)
     without_list = _add_explanations(explained, allocator, claims_of, query.deadline, unexamined)
+    # Of nodes that the sweep did not reach in time; a search that did not end in time here may end there.
+    late = {
+        entry["node"]: found["error"]
+        for entry in entries
+        if (found := entry["explanation"]) and found["fatal"] and entry["node"] not in unexamined
+    }
+    error = find_fatal(errors | late, fatal | {*late}, excluded, snapshot.scheduler)
     if len(entries) <= MAX_EXPLAINED_NODES:
         for entry in entries:
             if entry["explanation"] is not None and entry["node"] not in unexamined:
@@ -174,23 +209,52 @@ def evaluate_nodes(
         *result["notes"],
         *query.cluster.notes,
         *_notes(entries, len(explained), without_list),
+        *([NOTE] if error is not None else []),
     ]
     result["nodes"] = entries
     result["unexamined"] = sorted(unexamined)
     result["holders"] = _holders(entries, snapshot)
-    return with_summary(result, *_conclusion(entries, unexamined))
+    result["fatal"] = None if error is None else error.as_object()
+    fits, text = _conclusion(entries, unexamined)
+    if error is None:
+        return with_summary(result, fits, text + (_if_in_time(snapshot, entries, excluded) if fits else ""))
+    fitting = sum(entry["fits"] and not entry["obstacles"] for entry in compared)
+    if examines_all(number, fitting):
+        return with_summary(result, False, f"{error.summary}{_otherwise(entries)}")
+    return with_summary(result, fits, f"{text}; {error.caution}")
+
+
+def _otherwise(entries: Iterable[dict[str, Any]]) -> str:
+    usable = [entry["node"] for entry in entries if entry["fits"] and not entry["obstacles"]]
+    return f"; without the error its devices are free on {some_nodes(usable)}" if usable else ""
+
+
+def _if_in_time(snapshot: Snapshot, entries: Iterable[dict[str, Any]], excluded: set[str]) -> str:
+    """Return the condition of a verdict where nodes have no result: a search that takes too long is an error too."""
+    late = (entry["node"] for entry in entries if entry["devices"].startswith(LATE))
+    names = sorted(name for name in late if name not in excluded)
+    if not names or snapshot.scheduler.minor < MIN_MINOR_OF_FATAL_TIMEOUT:
+        return ""
+    return (
+        f"; {some_nodes(names)} {'is' if len(names) == 1 else 'are'} {NOT_EVALUATED} in time: if a search of "
+        f"{snapshot.scheduler.scheduler} there takes more than {FILTER_TIMEOUT_S} s, it places the pod nowhere"
+    )
 
 
 def _entry(name: str) -> dict[str, Any]:
     return {"node": name, "fits": False, "devices": LATE, "obstacles": [], "explanation": None}
 
 
-def _obstacles(snapshot: Snapshot, name: str, node: Object, pending: PendingClaims) -> list[str]:
-    reasons: list[str] = []
-    if pending.pod is not None and snapshot.nodes is not None:
-        reasons = [*scheduling_blockers(pending.pod, node), *pending.plugins.lacks_others(node)]
+def _blockers(snapshot: Snapshot, node: Object, pending: PendingClaims) -> list[str]:
+    """Return why other filters of kube-scheduler exclude the node, which come before that for devices."""
+    if pending.pod is None or snapshot.nodes is None:
+        return []
+    return [*scheduling_blockers(pending.pod, node), *pending.plugins.lacks_others(node)]
+
+
+def _allocated_elsewhere(name: str, node: Object, pending: PendingClaims) -> list[str]:
     labels = (node.get("metadata") or {}).get("labels") or {}
-    return reasons + [
+    return [
         f"claim {claim['metadata']['name']} is allocated elsewhere"
         for claim in pending.allocated
         if (selector := allocated_node_selector(claim)) and not matches(selector, name, labels)
@@ -366,9 +430,14 @@ def why(explanation: dict[str, Any]) -> str:
     if explanation["fits"]:
         return "fits"
     notes = [pool["problem"] for pool in explanation["pools"] if pool["problem"]]
-    summaries = [claim["summary"] for claim in explanation["claims"] if claim["summary"] != "fits"]
+    summaries = [_of_claim(claim) for claim in explanation["claims"] if claim["summary"] not in _USABLE]
     text = explanation["error"] or (summaries[0] if summaries else explanation["summary"])
     return f"{text}; {notes[0]}" if notes else str(text)
+
+
+def _of_claim(claim: dict[str, Any]) -> str:
+    # A claim with an allocation can be another one than that which is explained.
+    return f"claim {claim['claim']} {claim['summary']}" if claim["already_allocated"] else str(claim["summary"])
 
 
 def _holders(nodes: Sequence[dict[str, Any]], snapshot: Snapshot) -> list[dict[str, Any]]:

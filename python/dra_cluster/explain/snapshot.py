@@ -32,12 +32,13 @@ from dra_agent.kube_client import (
 from dra_cluster.explain.extended_resources import requested, served_by_device_plugins
 from dra_cluster.explain.kueue import VERSIONS as KUEUE_WORKLOADS
 from dra_cluster.explain.kueue import Workloads, read_workloads
+from dra_cluster.explain.scheduler_version import ASSUMED, SchedulerVersion, read_version
 from dra_cluster.explain.taint_rules import taint_rules, tainted
 from dra_cluster.explain.workloads import COMPOSITE, POD_GROUP, WORKLOAD, PodSet, pod_sets
 
 RESOURCE_QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota", namespaced=True)
 POD_GROUPS = Kind("scheduling.k8s.io", "v1beta1", "podgroups", "PodGroup", namespaced=True)
-COMPOSITE_POD_GROUPS = Kind("scheduling.k8s.io", "v1alpha3", "compositepodgroups", COMPOSITE, namespaced=True)
+COMPOSITE_POD_GROUPS = Kind("scheduling.k8s.io", "v1beta1", "compositepodgroups", COMPOSITE, namespaced=True)
 WORKLOADS: Mapping[str, Sequence[Kind]] = {
     "Deployment": (Kind("apps", "v1", "deployments", "Deployment", namespaced=True),),
     "ReplicaSet": (Kind("apps", "v1", "replicasets", "ReplicaSet", namespaced=True),),
@@ -47,7 +48,8 @@ WORKLOADS: Mapping[str, Sequence[Kind]] = {
     WORKLOAD: KUEUE_WORKLOADS,
     # Kubernetes 1.36 has v1alpha2 only.
     "PodGroup": (POD_GROUPS, POD_GROUPS._replace(version="v1alpha2")),
-    COMPOSITE: (COMPOSITE_POD_GROUPS,),
+    # Kubernetes 1.37 has v1alpha3 only.
+    COMPOSITE: (COMPOSITE_POD_GROUPS, COMPOSITE_POD_GROUPS._replace(version="v1alpha3")),
 }
 """Objects with several pods, by kind; of several versions the first that the server has is read."""
 _MAX_PLACED_PODS = 50_000
@@ -81,6 +83,7 @@ class Snapshot:
     nodes: list[Object] | None = None
     quotas: list[Object] = field(default_factory=list)
     namespace_object: Object | None = None
+    scheduler: SchedulerVersion = ASSUMED
     events: list[str] = field(default_factory=list)
     """Events of the claim or pod, newest last."""
     notes: list[str] = field(default_factory=list)
@@ -181,6 +184,7 @@ async def read(
         rules,
         found.groups,
         found.namespace_object,
+        found.scheduler,
     ) = await asyncio.gather(
         listed(RESOURCE_SLICES, "which devices there are is not known"),
         listed(DEVICE_CLASSES, "classes are not known"),
@@ -194,6 +198,7 @@ async def read(
         allowed(
             api.get(NAMESPACES, namespace), f"cannot get namespace {namespace}", "its labels are not known", found.notes
         ),
+        read_version(api, found.notes),
     )
     if found.templates is None:
         found.unreadable.add(RESOURCE_CLAIM_TEMPLATES.plural)
@@ -202,7 +207,11 @@ async def read(
         found.kueue = await read_workloads(api, namespace)
     if any(parent_name(group) for group in found.groups or ()):
         so = "what kube-scheduler decided about composite pod groups is not known"
-        found.composites = await listed(COMPOSITE_POD_GROUPS, so, within=namespace)
+        for kind in WORKLOADS[COMPOSITE]:
+            is_last = kind is WORKLOADS[COMPOSITE][-1]
+            found.composites = await listed(kind, so, within=namespace, optional=not is_last)
+            if found.composites is not None:
+                break
     if found.groups is None:
         found.groups = found.workloads.get(POD_GROUP)
     # Optional: the result is complete without Events.

@@ -45,6 +45,8 @@ class PodSet:
     """The pods that run together."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """The labels by which the pods that exist are found."""
+    path: str = ""
+    """The field of the template in the workload."""
     expressions: Sequence[Object] = ()
     """The expressions of its label selector, which these pods match too. Without labels, too, they are not known."""
 
@@ -83,7 +85,7 @@ def pod_sets(kind: str, value: Object) -> list[PodSet]:
     subject = f"{kind} {value['metadata']['name']}"
     selector = (value.get("spec") or {}).get("selector") or {}
     labels, expressions = selector.get("matchLabels") or {}, selector.get("matchExpressions") or ()
-    return [PodSet("", *_template_of(subject, kind, value), labels, expressions)]
+    return [PodSet("", *_template_of(subject, kind, value), labels, "spec.template", expressions)]
 
 
 def end_of(kind: str, value: Object) -> str | None:
@@ -135,7 +137,7 @@ def _of_job_set(value: Object) -> list[PodSet]:
     name = value["metadata"]["name"]
     states = (value.get("status") or {}).get("replicatedJobsStatus") or ()
     found = []
-    for entry in (value.get("spec") or {}).get("replicatedJobs") or ():
+    for index, entry in enumerate((value.get("spec") or {}).get("replicatedJobs") or ()):
         job = " ".join(filter(None, ("Job", entry.get("name"), f"of {JOB_SET} {name}")))
         template, pods = _template_of(job, "Job", entry.get("template") or {})
         # Jobs that have ended create no more pods.
@@ -143,7 +145,8 @@ def _of_job_set(value: Object) -> list[PodSet]:
         ended = sum(_number_or_none(f"the {job}", state, key) for key in ("succeeded", "failed"))
         count = pods * max(0, _number(f"the {job}", entry, "replicas") - ended)
         labels = {JOB_SET_NAME: name, _REPLICATED_JOB_NAME: entry.get("name") or ""}
-        found.append(PodSet(entry.get("name") or "", template, count, labels))
+        path = f"spec.replicatedJobs[{index}].template.spec.template"
+        found.append(PodSet(entry.get("name") or "", template, count, labels, path))
     return found
 
 
@@ -155,7 +158,7 @@ def _of_kueue(value: Object) -> list[PodSet]:
     sets = (value.get("spec") or {}).get("podSets") or ()
     reclaimable = (value.get("status") or {}).get("reclaimablePods") or ()
     found = []
-    for entry in sets:
+    for index, entry in enumerate(sets):
         own = entry.get("name") or _DEFAULT_POD_SET
         subject = f"pod set {own} of {WORKLOAD} {name}"
         template = entry.get("template")
@@ -169,7 +172,7 @@ def _of_kueue(value: Object) -> list[PodSet]:
         # Pods that have ended and will not be created again.
         ended: Object = next((one for one in reclaimable if one.get("name") == own), {})
         count = max(0, _number(subject, entry, "count") - _number_or_none(subject, ended, "count"))
-        found.append(PodSet(own if len(sets) > 1 else "", template, count, labels))
+        found.append(PodSet(own if len(sets) > 1 else "", template, count, labels, f"spec.podSets[{index}].template"))
     return found
 
 

@@ -15,10 +15,10 @@ struct PyCluster(Cluster);
 #[pymethods]
 impl PyCluster {
     #[new]
-    fn new(gates: Vec<String>) -> PyResult<Self> {
+    fn new(gates: Vec<String>, scheduler_minor: u32) -> PyResult<Self> {
         let gates =
             Gates::named(gates.iter().map(String::as_str)).map_err(PyValueError::new_err)?;
-        Ok(Self(Cluster::with_gates(gates)))
+        Ok(Self(Cluster::with_gates(gates.of_minor(scheduler_minor))))
     }
 
     fn update_slices(&self, py: Python<'_>, slices: &[u8], new: bool) -> PyResult<()> {

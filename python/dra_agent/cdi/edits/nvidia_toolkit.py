@@ -13,8 +13,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from dra_agent import user_file
 from dra_agent.cdi.model import ContainerEdits, Spec
-from dra_agent.cdi.registry import decode, load_file, spec_names
+from dra_agent.cdi.registry import MAX_SPEC_BYTES, decode, load_file, spec_names
 from dra_agent.command import HostCommand
 from dra_agent.driver_root import DriverRoot
 
@@ -139,7 +140,7 @@ class ToolkitSpecs:
                 known = self._parsed.get(path)
             if known is not None and known[0] == stamp:
                 return known[1]
-            spec = load_file(path).spec if KIND.encode() in path.read_bytes() else None
+            spec = load_file(path).spec if KIND.encode() in user_file.read(path, MAX_SPEC_BYTES) else None
         except OSError:
             return None
         with self._lock:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from dra_agent import yaml_text
 from dra_agent.doctor.bundle.redaction import Redactor
 from dra_agent.doctor.record.identity import Replacements
 from dra_agent.recording import MANIFEST
@@ -95,15 +96,13 @@ def _without_identity(value: Any, replacements: Replacements | None) -> Any:
 
 
 def _parsed(path: str, text: str) -> Any:
-    """Return the values of a JSON or YAML file; None for a file that is neither, or that could expand."""
+    """Return the values of a JSON or YAML file; None for a file that is neither, or that aliases make too large."""
     import yaml
 
     with suppress(ValueError, RecursionError):
         return json.loads(text)
-    if "&" in text and "*" in text:
-        return None  # aliases of YAML multiply
     with suppress(yaml.YAMLError, RecursionError, ValueError):
-        return yaml.safe_load(text)
+        return yaml_text.load(text)
     return None
 
 

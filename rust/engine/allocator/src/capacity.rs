@@ -10,6 +10,7 @@ use dra_api::{
     DeviceCapacity, Quantity,
 };
 
+use crate::gates::Gates;
 use crate::in_use::Capacities;
 
 /// The reason why the capacity of a device does not suffice.
@@ -27,14 +28,94 @@ pub(crate) enum Shortfall {
     },
 }
 
+/// The names of the capacity of a device. To kube-scheduler from 1.38, `DRIVER/memory` and `memory` are one capacity of a
+/// device of DRIVER; before, names are compared as they are written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Names<'a> {
+    /// The driver, where its name as domain does not matter.
+    driver: Option<&'a str>,
+}
+
+impl<'a> Names<'a> {
+    pub(crate) fn new(driver: &'a str, gates: Gates) -> Self {
+        Self {
+            driver: (gates.minor >= 38).then_some(driver),
+        }
+    }
+
+    fn short<'b>(self, name: &'b str) -> &'b str {
+        self.driver
+            .and_then(|driver| name.strip_prefix(driver)?.strip_prefix('/'))
+            .unwrap_or(name)
+    }
+
+    fn are_same(self, one: &str, other: &str) -> bool {
+        self.short(one) == self.short(other)
+    }
+
+    /// The amounts of a capacity, in all its spellings.
+    fn amounts<'b>(
+        self,
+        amounts: &'b Capacities,
+        name: &'b str,
+    ) -> impl Iterator<Item = (&'b String, &'b Quantity)>
+    where
+        'a: 'b,
+    {
+        let of_name = move |(other, _): &(&String, &Quantity)| self.are_same(name, other);
+        amounts.iter().filter(of_name)
+    }
+
+    /// The amount of a capacity, in all its spellings; `None` if there is none.
+    pub(crate) fn sum(self, amounts: &Capacities, name: &str) -> Option<Quantity> {
+        let mut found = self.amounts(amounts, name);
+        let mut sum = found.next()?.1.clone();
+        for (_, more) in found {
+            sum.add(more);
+        }
+        Some(sum)
+    }
+
+    /// The requested amount of a device's capacity.
+    fn requested<'r>(self, request: &'r CapacityRequirements, name: &str) -> Option<&'r Quantity> {
+        let mut amounts = request.requests.iter();
+        let (_, amount) = amounts.find(|(other, _)| self.are_same(name, other))?;
+        Some(amount)
+    }
+
+    /// A requested name that the device does not have. Two names for one capacity are an error.
+    fn missing<'r>(
+        self,
+        request: &'r CapacityRequirements,
+        device: &Device,
+    ) -> Result<Option<&'r str>, String> {
+        let mut known: Vec<&str> = Vec::new();
+        for name in request.requests.keys() {
+            if !device
+                .capacity
+                .keys()
+                .any(|other| self.are_same(name, other))
+            {
+                return Ok(Some(name));
+            }
+            if let Some(other) = known.iter().find(|other| self.are_same(name, other)) {
+                return Err(format!("capacity {name} is requested as {other} too"));
+            }
+            known.push(name);
+        }
+        Ok(None)
+    }
+}
+
 /// The consumption of a request, by capacity name. An error ends the allocation.
 pub(crate) fn consumed(
     request: Option<&CapacityRequirements>,
     device: &Device,
+    names: Names<'_>,
 ) -> Result<Capacities, String> {
     let mut consumed = Capacities::new();
     for (name, capacity) in device.capacity.iter() {
-        let requested = request.and_then(|request| request.requests.get(name));
+        let requested = request.and_then(|request| names.requested(request, name));
         let amount =
             amount(requested, capacity).map_err(|message| format!("capacity {name}: {message}"))?;
         consumed.insert(name.to_owned(), amount);
@@ -47,20 +128,18 @@ pub(crate) fn consumed(
 pub(crate) fn shortfall(
     request: Option<&CapacityRequirements>,
     device: &Device,
+    names: Names<'_>,
     used: Option<&Capacities>,
     allocated: Option<&Capacities>,
 ) -> Result<Option<Shortfall>, String> {
-    let missing = request.and_then(|request| {
-        request
-            .requests
-            .keys()
-            .find(|name| !device.capacity.contains_key(name))
-    });
-    if let Some(name) = missing {
-        return Ok(Some(Shortfall::Missing { name: name.clone() }));
+    if let Some(request) = request
+        && let Some(name) = names.missing(request, device)?
+    {
+        let name = name.to_owned();
+        return Ok(Some(Shortfall::Missing { name }));
     }
     // All amounts first: an invalid amount is an error even if another capacity does not suffice.
-    let consumed = consumed(request, device)?;
+    let consumed = consumed(request, device, names)?;
     if let Some((name, amount)) = consumed
         .iter()
         .find(|(_, amount)| amount.sign() == Ordering::Less)
@@ -81,7 +160,7 @@ pub(crate) fn shortfall(
         }
         let mut sum = needed.clone();
         for others in [used, allocated].into_iter().flatten() {
-            if let Some(amount) = others.get(&name) {
+            for (_, amount) in names.amounts(others, &name) {
                 sum.add(amount);
             }
         }

@@ -79,7 +79,7 @@ pub struct Options {
 }
 
 impl Cluster {
-    /// A cluster whose kube-scheduler has these gates on.
+    /// A cluster whose kube-scheduler has these gates on, and this minor version.
     pub fn with_gates(gates: Gates) -> Self {
         Self {
             gates,
@@ -239,7 +239,9 @@ impl Cluster {
         claims: &[u8],
         options: Options,
     ) -> Result<Response, InvalidObject> {
-        self.with_query(node, claims, options, |query| query.allocate().into())
+        self.with_query(node, claims, options, |query| {
+            Response::new(query.allocate(), query.gates.minor)
+        })
     }
 
     /// Explains the result of [`Cluster::allocate`]. Errors of the allocation are in [`Explanation::error`].

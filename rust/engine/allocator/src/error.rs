@@ -34,6 +34,15 @@ pub enum Error {
         device: String,
         message: String,
     },
+    #[error(
+        "claim {claim}, request {request}: all devices are requested, but pool {pool} {problem}"
+    )]
+    UnusablePool {
+        claim: String,
+        request: String,
+        pool: String,
+        problem: String,
+    },
     #[error("{place}: the node selector is invalid: {message}")]
     NodeSelector { place: String, message: String },
     #[error("pool {pool} is invalid ({reason}), and without its devices the claims do not fit")]
@@ -51,6 +60,27 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether kube-scheduler of this minor version ends the attempt to schedule a pod at this error of one node, although
+    /// other nodes may fit. Otherwise the error excludes the node only, or is an error of this allocator.
+    ///
+    /// Source: dynamicresources.go, Filter, of k8s.io/kubernetes v1.34.4 to v1.38.0-beta.0, and the errors that wrap
+    /// `ErrFailedAllocationOnNode` in k8s.io/dynamic-resource-allocation of the same versions.
+    pub(crate) fn ends_attempt(&self, minor: u32) -> bool {
+        match self {
+            Self::NotEvaluated { .. } | Self::Depth { .. } | Self::Steps { .. } => false,
+            Self::Deadline { .. } => minor >= 36,
+            Self::InvalidPool { .. } => minor < 35,
+            Self::UnusablePool { .. } => minor < 38,
+            Self::UnknownClass { .. }
+            | Self::Request { .. }
+            | Self::Constraint { .. }
+            | Self::TooManyDevices { .. }
+            | Self::Compile { .. }
+            | Self::Evaluate { .. }
+            | Self::NodeSelector { .. } => true,
+        }
+    }
+
     pub(crate) fn request(claim: &str, request: &str, message: impl Into<String>) -> Self {
         Self::Request {
             claim: claim.to_owned(),

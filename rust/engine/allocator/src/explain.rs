@@ -55,7 +55,10 @@ impl ResolvedQuery<'_> {
                 explanation.results = results;
             }
             Ok(None) => joint_conflicts::find(self, &mut explanation),
-            Err(error) => explanation.error = Some(error.to_string()),
+            Err(error) => {
+                explanation.fatal = error.ends_attempt(self.gates.minor);
+                explanation.error = Some(error.to_string());
+            }
         }
         summary::write(&mut explanation);
         explanation
@@ -87,6 +90,7 @@ fn evaluate_claims(query: &ResolvedQuery<'_>, explanation: &mut Explanation) -> 
             claim: claim_name(claim),
             uid: claim.metadata.uid.clone(),
             already_allocated: allocation_of(claim).is_some(),
+            summary: query.elsewhere(claim).unwrap_or_default(),
             ..ClaimReport::default()
         };
         if !report.already_allocated

@@ -1,4 +1,5 @@
-//! Feature gates of kube-scheduler that are off by default in v1.37 and change an allocation.
+//! What decides the rules of a kube-scheduler: its minor version, and its feature gates that are off by default in v1.37
+//! and change an allocation.
 //!
 //! Any of them selects the experimental variant of the Go allocator (k8s.io/dynamic-resource-allocation v0.37.1,
 //! structured/allocator.go, NewAllocator). Its rules for devices without these fields are those of the default variant.
@@ -7,11 +8,25 @@ const LIST_ATTRIBUTES: &str = "DRAListTypeAttributes";
 /// Nodes whose kubelet supports it declare it by the same name.
 pub(crate) const OPTIONAL_NODE_OPERATIONS: &str = "DRAOptionalNodeOperations";
 
-/// The gates that are on, of those that are off by default.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// The minor version of Kubernetes whose rules apply where another one is not named.
+const DEFAULT_MINOR: u32 = 37;
+
+/// The gates that are on, of those that are off by default, and the minor version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gates {
+    pub(crate) minor: u32,
     pub(crate) list_attributes: bool,
     pub(crate) optional_node_operations: bool,
+}
+
+impl Default for Gates {
+    fn default() -> Self {
+        Self {
+            minor: DEFAULT_MINOR,
+            list_attributes: false,
+            optional_node_operations: false,
+        }
+    }
 }
 
 impl Gates {
@@ -36,9 +51,15 @@ impl Gates {
         Ok(gates)
     }
 
+    /// The same gates in another minor version.
+    #[must_use]
+    pub fn of_minor(self, minor: u32) -> Self {
+        Self { minor, ..self }
+    }
+
     /// Whether kube-scheduler uses the experimental variant.
     pub(crate) fn any(self) -> bool {
-        self != Self::default()
+        self.list_attributes || self.optional_node_operations
     }
 }
 

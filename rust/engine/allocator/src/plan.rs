@@ -106,6 +106,11 @@ impl<'a> CandidateSet<'a> {
             || self.gates.optional_node_operations && declares(&self.node.status.declared_features)
     }
 
+    /// The names of the capacity of a candidate.
+    pub(crate) fn capacity_names<'b>(&self, candidate: &Candidate<'b>) -> capacity::Names<'b> {
+        capacity::Names::new(&candidate.slice.spec.driver, self.gates)
+    }
+
     /// Whether the selectors of class and request match, and the device can be used on the node. The order matters: a
     /// selector that fails on a device of another node is an error too.
     pub(crate) fn selects(
@@ -332,9 +337,12 @@ fn all_devices<'a>(
                     problem,
                 });
             }
-            return Err(fail(format!(
-                "all devices are requested, but pool {label} {problem}"
-            )));
+            return Err(Error::UnusablePool {
+                claim: claim_name(claim),
+                request: task.request.name(),
+                pool: label,
+                problem,
+            });
         }
         while next < candidate_set.candidates.len() && candidate_set.candidates[next].pool == pool {
             let index = next;
@@ -343,9 +351,14 @@ fn all_devices<'a>(
                 continue;
             }
             let candidate = candidate_set.candidates[index];
-            let shortfall =
-                capacity::shortfall(task.request.capacity, candidate.device, None, None)
-                    .map_err(|message| fail(format!("device {}: {message}", candidate.id())))?;
+            let shortfall = capacity::shortfall(
+                task.request.capacity,
+                candidate.device,
+                candidate_set.capacity_names(&candidate),
+                None,
+                None,
+            )
+            .map_err(|message| fail(format!("device {}: {message}", candidate.id())))?;
             if shortfall.is_none() {
                 all.push(index);
             }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::error::Error;
 use crate::gates::Gates;
 use crate::held::Held;
-use crate::in_use::InUse;
+use crate::in_use::{DeviceId, InUse};
 use crate::node_selector;
 use crate::plan::{CandidateSet, Classes, plan_claim};
 use crate::pools::{self, PoolState};
@@ -20,6 +20,9 @@ use crate::slices::SliceIndex;
 
 /// The time limit of kube-scheduler for one allocation (`filterTimeout` of the plugin DynamicResources).
 const DEFAULT_DEADLINE_MS: u64 = 10_000;
+
+/// Devices of a claim that a text names.
+const MAX_NAMED_DEVICES: usize = 3;
 
 /// About one millisecond of search.
 const ATTEMPTS_BEFORE_PRUNING: u64 = 500;
@@ -111,19 +114,23 @@ pub struct Response {
     pub results: Vec<AllocationResult>,
     /// The error of the allocation. `None` if the claims do not fit.
     pub error: Option<String>,
+    /// At the error, kube-scheduler places the pod on no node.
+    pub fatal: bool,
 }
 
-impl From<Result<Option<Vec<AllocationResult>>, Error>> for Response {
-    fn from(result: Result<Option<Vec<AllocationResult>>, Error>) -> Self {
+impl Response {
+    /// The response of a kube-scheduler of this minor version.
+    pub(crate) fn new(result: Result<Option<Vec<AllocationResult>>, Error>, minor: u32) -> Self {
         match result {
             Ok(Some(results)) => Self {
                 allocated: true,
                 results,
-                error: None,
+                ..Self::default()
             },
             Ok(None) => Self::default(),
             Err(error) => Self {
                 error: Some(error.to_string()),
+                fatal: error.ends_attempt(minor),
                 ..Self::default()
             },
         }
@@ -213,6 +220,28 @@ impl<'a> ResolvedQuery<'a> {
             .filter_map(|claim| allocation_of(claim).cloned().or_else(|| found.next()))
             .collect();
         Ok(Some(results))
+    }
+
+    /// Where a claim is allocated, if the node cannot use it: the predicate of a sentence.
+    pub(crate) fn elsewhere(&self, claim: &'a ResourceClaim) -> Option<String> {
+        let alone = Self {
+            claims: std::slice::from_ref(claim),
+            ..*self
+        };
+        if alone.allocations_are_usable() != Ok(false) {
+            return None;
+        }
+        let results = &allocation_of(claim)?.devices.results;
+        let first = results.iter().take(MAX_NAMED_DEVICES);
+        let names: Vec<String> = first.map(|one| DeviceId::of(one).to_string()).collect();
+        let more = match results.len().saturating_sub(MAX_NAMED_DEVICES) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        Some(format!(
+            "is allocated on another node: {}{more}",
+            names.join(", ")
+        ))
     }
 
     /// Whether the existing allocations of the claims can be used on the node.

@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use dra_allocator::{Capacity, Cause, Cluster, NodeCapacity, Options, Response};
+use dra_allocator::{Capacity, Cause, Cluster, Gates, NodeCapacity, Options, Response};
 use serde_json::{Value, json};
 
 const DRIVER: &str = "gpu.example.com";
@@ -282,7 +282,7 @@ fn the_claim_that_is_allocated_on_another_node_is_named() {
     assert_eq!(sweep.fits, ["n2"]);
     assert_eq!(
         sweep.reasons["n1"],
-        "claim ns/there is allocated on another node"
+        "claim ns/there is allocated on another node: gpu.example.com/n2/d0"
     );
 }
 
@@ -385,4 +385,100 @@ fn a_query_of_very_many_claims_is_refused_before_the_search() {
         .collect();
     let error = allocate(&cluster, "n1", &json!(many)).error.unwrap();
     assert!(error.contains("the limit is 200000"), "{error}");
+}
+
+fn of_minor(minor: u32, slices: &[Value]) -> Cluster {
+    let cluster = Cluster::with_gates(Gates::default().of_minor(minor));
+    cluster
+        .update_classes(&bytes(&json!({"metadata": {"name": "any"}, "spec": {}})))
+        .unwrap();
+    cluster.update_slices(&bytes(&json!(slices)), true).unwrap();
+    cluster
+}
+
+/// The nodes whose error ends the attempt to schedule a pod.
+fn fatal(cluster: &Cluster, claim: &Value) -> Vec<String> {
+    let sweep = cluster.fits(None, &bytes(claim), Options::default());
+    let sweep = sweep.unwrap();
+    assert!(
+        sweep
+            .fatal
+            .iter()
+            .all(|node| sweep.errors.contains_key(node))
+    );
+    sweep.fatal
+}
+
+#[test]
+fn an_unusable_pool_of_a_request_for_all_devices_is_fatal_before_1_38() {
+    let mut part = on_node("part", 1);
+    part["spec"]["pool"]["resourceSliceCount"] = json!(2);
+    let invalid = slice(
+        "invalid",
+        json!({"nodeName": "invalid"}),
+        json!([{"name": "d"}, {"name": "d"}]),
+    );
+    let slices = [part, invalid, on_node("whole", 1)];
+    let mut all = claim("all", 1);
+    all["spec"]["devices"]["requests"][0]["exactly"] =
+        json!({"deviceClassName": "any", "allocationMode": "All"});
+    for (minor, expected) in [(34, 2), (37, 2), (38, 0)] {
+        let found = fatal(&of_minor(minor, &slices), &all);
+        assert_eq!(found.len(), expected, "1.{minor}: {found:?}");
+    }
+    for (minor, expected) in [(34, vec!["invalid"]), (35, vec![]), (37, vec![])] {
+        assert_eq!(fatal(&of_minor(minor, &slices), &claim("one", 1)), expected);
+    }
+}
+
+#[test]
+fn an_error_after_some_copies_is_fatal_to_the_next_one() {
+    let devices = json!([{"name": "d0", "attributes": {"size": {"int": 80}}}, {"name": "d1"}]);
+    let cluster = cluster(&[slice("n1", json!({"nodeName": "n1"}), devices)]);
+    let mut copy = claim("copy", 1);
+    copy["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = json!([{"cel":
+        {"expression": format!("device.attributes[\"{DRIVER}\"].size > 40")}}]);
+    copy["metadata"].as_object_mut().unwrap().remove("uid");
+    let found = cluster
+        .capacity(None, &bytes(&copy), b"[]", 10, Options::default())
+        .unwrap();
+    assert!(
+        found.nodes[0].fatal && found.nodes[0].copies == 1,
+        "{found:?}"
+    );
+    assert_eq!(found.nodes[0].causes, [Cause::Error]);
+}
+
+#[test]
+fn a_capacity_with_the_driver_as_domain_is_the_same_one_from_1_38() {
+    let qualified = format!("{DRIVER}/memory");
+    let device = json!([{"name": "d", "allowMultipleAllocations": true,
+        "capacity": {"memory": {"value": "10Gi"}}}]);
+    let node = slice("n1", json!({"nodeName": "n1"}), device);
+    let share = |name: &str, amounts: Value| {
+        let mut share = claim(name, 1);
+        share["spec"]["devices"]["requests"][0]["exactly"]["capacity"] =
+            json!({"requests": amounts});
+        share
+    };
+    let wanted = share("a", json!({&*qualified: "4Gi"}));
+    assert!(!allocate(&of_minor(37, std::slice::from_ref(&node)), "n1", &wanted).allocated);
+    let cluster = of_minor(38, &[node]);
+    let response = allocate(&cluster, "n1", &wanted);
+    let result = &response.results[0].devices.results[0];
+    let consumed: Vec<&String> = result.consumed_capacity.keys().collect();
+    assert_eq!(consumed, ["memory"], "as the slice names it");
+    // What others consume counts in both spellings.
+    for (name, spelling) in [("b", "memory"), ("c", &*qualified)] {
+        let mut held = allocated(claim(name, 1), "n1", "d");
+        held["status"]["allocation"]["devices"]["results"][0]["shareID"] = json!(name);
+        held["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"] =
+            json!({spelling: "4Gi"});
+        cluster.hold(&bytes(&held), false).unwrap();
+    }
+    assert!(!allocate(&cluster, "n1", &wanted).allocated);
+    assert!(allocate(&cluster, "n1", &share("d", json!({&*qualified: "2Gi"}))).allocated);
+    let twice = share("e", json!({&*qualified: "1Gi", "memory": "1Gi"}));
+    let response = allocate(&cluster, "n1", &twice);
+    assert!(response.fatal && response.error.unwrap().contains("is requested as"));
 }

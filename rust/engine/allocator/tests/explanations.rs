@@ -588,6 +588,20 @@ fn a_node_without_devices_is_reported() {
 }
 
 #[test]
+fn a_claim_that_is_allocated_on_another_node_names_its_devices() {
+    let mut other = held("h", json!([{"device": "d0"}, {"device": "d1"}]));
+    other["status"]["allocation"]["nodeSelector"] = json!({"nodeSelectorTerms": [{"matchFields":
+        [{"key": "metadata.name", "operator": "In", "values": ["other"]}]}]});
+    let explanation = explained(of(plain(2)), json!([other]), json!([]));
+    let summary = &explanation.claims[0].summary;
+    assert!(!explanation.fits && summary.starts_with("is allocated on another node: "));
+    assert!(
+        summary.contains("/d0, ") && summary.ends_with("/d1"),
+        "{summary}"
+    );
+}
+
+#[test]
 fn a_claim_that_is_allocated_has_nothing_to_explain() {
     let claims = json!([
         held("h", json!([{"device": "d0"}])),

@@ -41,6 +41,8 @@ pub struct NodeCapacity {
     pub reason: String,
     /// The causes of `reason`, those that concern the most devices first.
     pub causes: Vec<Cause>,
+    /// `reason` is an error at which kube-scheduler places no further copy, on this node or another one.
+    pub fatal: bool,
     /// Devices of the node can also be used by other nodes, so the sum over nodes may exceed the total.
     pub has_network_devices: bool,
 }
@@ -81,7 +83,11 @@ struct Progress {
 /// Why no more copies are placed.
 #[derive(Debug, Clone)]
 enum End {
-    Full { reason: String, causes: Vec<Cause> },
+    Full {
+        reason: String,
+        causes: Vec<Cause>,
+        fatal: bool,
+    },
     AtLimit,
 }
 
@@ -141,9 +147,14 @@ where
                 ..NodeCapacity::default()
             };
             match &progress.end {
-                Some(End::Full { reason, causes }) => {
+                Some(End::Full {
+                    reason,
+                    causes,
+                    fatal,
+                }) => {
                     entry.reason.clone_from(reason);
                     entry.causes.clone_from(causes);
+                    entry.fatal = *fatal;
                 }
                 Some(End::AtLimit) => entry.at_limit = true,
                 None => capacity.unexamined.push(entry.node.clone()),
@@ -225,6 +236,7 @@ where
                 Err(error) => {
                     progress.end = Some(End::Full {
                         causes: vec![cause(&error)],
+                        fatal: error.ends_attempt(query.gates.minor),
                         reason: error.to_string(),
                     });
                     return;
@@ -267,7 +279,13 @@ where
 
 /// Why the next copy does not fit. An error means that the time ended.
 fn no_fit_reason(query: &ResolvedQuery<'_>) -> Result<End, Error> {
-    let full = |reason, causes| Ok(End::Full { reason, causes });
+    let full = |reason, causes| {
+        Ok(End::Full {
+            reason,
+            causes,
+            fatal: false,
+        })
+    };
     match reason(query) {
         Ok(found) if found.causes.contains(&Cause::Combination) => match constraint(query) {
             Ok(Some(cause)) => full(cause.text, cause.causes),

@@ -188,15 +188,10 @@ fn fits_without(query: &ResolvedQuery<'_>, names: &[String]) -> Result<bool, Err
 }
 
 fn allocated_elsewhere(query: &ResolvedQuery<'_>) -> String {
-    let unusable = query.claims.iter().find(|claim| {
-        let alone = ResolvedQuery {
-            claims: std::slice::from_ref(*claim),
-            ..*query
-        };
-        alone.allocations_are_usable() == Ok(false)
-    });
-    let name = unusable.map(claim_name).unwrap_or_default();
-    format!("claim {name} is allocated on another node")
+    let mut claims = query.claims.iter();
+    let found = claims.find_map(|claim| Some((claim_name(claim), query.elsewhere(claim)?)));
+    let (name, place) = found.unwrap_or_default();
+    format!("claim {name} {place}")
 }
 
 fn unusable_pool(candidate_set: &CandidateSet<'_>) -> Option<String> {
@@ -265,8 +260,10 @@ fn tally<'a>(
         let candidate = candidate_set.candidates[index];
         let device = candidate.device;
         let used = in_use.of(candidate.id());
+        let names = candidate_set.capacity_names(&candidate);
         let has_capacity = |allocated| {
-            let shortfall = capacity::shortfall(task.request.capacity, device, allocated, None);
+            let request = task.request.capacity;
+            let shortfall = capacity::shortfall(request, device, names, allocated, None);
             shortfall.is_ok_and(|shortfall| shortfall.is_none())
         };
         if task.all.is_some() && !has_capacity(None) {

@@ -34,6 +34,8 @@ pub struct Sweep {
     pub reasons: BTreeMap<String, String>,
     /// By node: the error that kube-scheduler would report.
     pub errors: BTreeMap<String, String>,
+    /// The nodes of `errors` with an error at which kube-scheduler places the pod on no node, by name.
+    pub fatal: Vec<String>,
     /// The nodes without a result at the deadline, by name.
     pub unexamined: Vec<String>,
 }
@@ -42,7 +44,10 @@ pub struct Sweep {
 enum Outcome {
     Fits,
     DoesNotFit(String),
-    Fails(String),
+    Fails {
+        error: String,
+        ends_attempt: bool,
+    },
     /// The node's share of the time ended.
     TimedOut,
 }
@@ -93,7 +98,13 @@ pub(super) fn run<'a>(
             Outcome::DoesNotFit(reason) => {
                 sweep.reasons.insert(name, reason);
             }
-            Outcome::Fails(error) => {
+            Outcome::Fails {
+                error,
+                ends_attempt,
+            } => {
+                if ends_attempt {
+                    sweep.fatal.push(name.clone());
+                }
                 sweep.errors.insert(name, error);
             }
             Outcome::TimedOut => sweep.unexamined.push(name),
@@ -134,6 +145,9 @@ fn examine(query: &ResolvedQuery<'_>) -> Outcome {
             Err(error) => Outcome::DoesNotFit(error.to_string()),
         },
         Err(Error::Deadline { .. }) => Outcome::TimedOut,
-        Err(error) => Outcome::Fails(error.to_string()),
+        Err(error) => Outcome::Fails {
+            ends_attempt: error.ends_attempt(query.gates.minor),
+            error: error.to_string(),
+        },
     }
 }

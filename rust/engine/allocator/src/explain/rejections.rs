@@ -5,7 +5,7 @@ use dra_api::DeviceSelector;
 use super::counters::PoolCounters;
 use super::report::{DeviceReport, Rejection};
 use super::{Evaluation, hint};
-use crate::capacity::{self, Shortfall};
+use crate::capacity::{self, Names, Shortfall};
 use crate::constraints::{Constraint, look_up};
 use crate::gates::OPTIONAL_NODE_OPERATIONS;
 use crate::in_use::{Holder, Use};
@@ -26,7 +26,7 @@ impl<'a> Evaluation<'_, 'a> {
         let mut rejections = selectors(task, index, &candidate, &mut self.candidate_set);
         rejections.extend(node(&candidate, &self.candidate_set));
         // "All" includes devices with enough total capacity, in use or not.
-        let in_all = task.all.is_none() || capacity(task, &candidate, None).is_none();
+        let in_all = task.all.is_none() || self.capacity(task, &candidate, None).is_none();
         let matches = rejections.is_empty() && in_all;
         let used = self.in_use.of(candidate.id());
         rejections.extend(holders(task, used));
@@ -34,7 +34,7 @@ impl<'a> Evaluation<'_, 'a> {
         rejections.extend(operations(&candidate, &self.candidate_set));
         rejections.extend(taint(task, &candidate));
         rejections.extend(self.counters(&candidate, used));
-        rejections.extend(capacity(task, &candidate, used));
+        rejections.extend(self.capacity(task, &candidate, used));
         rejections.extend(missing_attributes(&candidate, constraints));
         let id = candidate.id();
         DeviceReport {
@@ -229,12 +229,12 @@ fn taint(task: &Task<'_>, candidate: &Candidate<'_>) -> Option<Rejection> {
 }
 
 /// The consumption of a capacity by claim: `; claim ns/a has 4Gi, claim ns/b has 8Gi`.
-fn shares(name: &str, used: Option<&Use>) -> String {
+fn shares(name: &str, names: Names<'_>, used: Option<&Use>) -> String {
     let parts: Vec<String> = used
         .into_iter()
         .flat_map(|used| &used.holders)
         .filter_map(|holder| {
-            let amount = holder.consumed.get(name)?;
+            let amount = names.sum(&holder.consumed, name)?;
             Some(format!("claim {} has {amount}", holder.claim))
         })
         .collect();
@@ -245,42 +245,56 @@ fn shares(name: &str, used: Option<&Use>) -> String {
     }
 }
 
-fn capacity(task: &Task<'_>, candidate: &Candidate<'_>, used: Option<&Use>) -> Option<Rejection> {
-    let consumed = used.and_then(|used| used.capacity.as_ref());
-    let shortfall = capacity::shortfall(task.request.capacity, candidate.device, consumed, None);
-    let rejection = |name: &str, problem: &str, needed, free, message| Rejection::Capacity {
-        name: name.to_owned(),
-        problem: problem.to_owned(),
-        needed,
-        free,
-        message,
-    };
-    Some(match shortfall {
-        Ok(None) => return None,
-        Ok(Some(Shortfall::Missing { name })) => rejection(
-            &name,
-            "missing",
+impl Evaluation<'_, '_> {
+    fn capacity(
+        &self,
+        task: &Task<'_>,
+        candidate: &Candidate<'_>,
+        used: Option<&Use>,
+    ) -> Option<Rejection> {
+        let names = self.candidate_set.capacity_names(candidate);
+        let consumed = used.and_then(|used| used.capacity.as_ref());
+        let shortfall = capacity::shortfall(
+            task.request.capacity,
+            candidate.device,
+            names,
+            consumed,
             None,
-            None,
-            format!("it has no capacity {name}"),
-        ),
-        Ok(Some(Shortfall::Policy { name, amount })) => rejection(
-            &name,
-            "policy",
-            Some(amount.to_string()),
-            None,
-            format!("its policy does not offer {amount} of capacity {name}"),
-        ),
-        Ok(Some(Shortfall::Exceeded { name, needed, free })) => rejection(
-            &name,
-            "exceeded",
-            Some(needed.to_string()),
-            Some(free.to_string()),
-            format!(
-                "capacity {name} has {free} left, {needed} are needed{}",
-                shares(&name, used)
+        );
+        let rejection = |name: &str, problem: &str, needed, free, message| Rejection::Capacity {
+            name: name.to_owned(),
+            problem: problem.to_owned(),
+            needed,
+            free,
+            message,
+        };
+        Some(match shortfall {
+            Ok(None) => return None,
+            Ok(Some(Shortfall::Missing { name })) => rejection(
+                &name,
+                "missing",
+                None,
+                None,
+                format!("it has no capacity {name}"),
             ),
-        ),
-        Err(message) => rejection("", "error", None, None, message),
-    })
+            Ok(Some(Shortfall::Policy { name, amount })) => rejection(
+                &name,
+                "policy",
+                Some(amount.to_string()),
+                None,
+                format!("its policy does not offer {amount} of capacity {name}"),
+            ),
+            Ok(Some(Shortfall::Exceeded { name, needed, free })) => rejection(
+                &name,
+                "exceeded",
+                Some(needed.to_string()),
+                Some(free.to_string()),
+                format!(
+                    "capacity {name} has {free} left, {needed} are needed{}",
+                    shares(&name, names, used)
+                ),
+            ),
+            Err(message) => rejection("", "error", None, None, message),
+        })
+    }
 }

@@ -13,6 +13,8 @@ pub struct Explanation {
     pub fits: bool,
     /// The error of the allocation, which kube-scheduler reports as an error.
     pub error: Option<String>,
+    /// At the error, kube-scheduler places the pod on no node.
+    pub fatal: bool,
     pub summary: String,
     pub claims: Vec<ClaimReport>,
     /// The pools with slices for the node, in search order.

@@ -41,11 +41,12 @@ impl<'s, 'a> Search<'s, 'a> {
         task: &Task<'_>,
         candidate: usize,
     ) -> Result<bool, Error> {
-        let device = self.candidate_set.candidates[candidate].device;
+        let known = self.candidate_set.candidates[candidate];
         let used = self.used(candidate).and_then(|used| used.capacity.as_ref());
         capacity::shortfall(
             task.request.capacity,
-            device,
+            known.device,
+            self.candidate_set.capacity_names(&known),
             used,
             self.allocated.of(candidate),
         )
@@ -140,7 +141,8 @@ impl<'s, 'a> Search<'s, 'a> {
             consumed: Capacities::new(),
         };
         if shared {
-            chosen.consumed = capacity::consumed(task.request.capacity, candidate.device)
+            let names = self.candidate_set.capacity_names(&candidate);
+            chosen.consumed = capacity::consumed(task.request.capacity, candidate.device, names)
                 .map_err(|message| self.capacity_error(position, task, index, &message))?;
             chosen.share_id = Some(self.share_ids.generate());
             undo.share = Some(self.allocated.add(index, &chosen.consumed));

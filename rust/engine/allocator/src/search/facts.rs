@@ -132,8 +132,10 @@ impl<'a> Search<'_, 'a> {
             }
         }
         let used = used.and_then(|used| used.capacity.as_ref());
+        let names = self.candidate_set.capacity_names(&candidate);
+        let request = task.request.capacity;
         Ok(
-            match capacity::shortfall(task.request.capacity, candidate.device, used, None) {
+            match capacity::shortfall(request, candidate.device, names, used, None) {
                 Err(_) => Fit::Fails,
                 Ok(None) if !tainted && !incomparable && skippable => Fit::Yes,
                 Ok(_) => Fit::No,
@@ -154,11 +156,14 @@ impl<'a> Search<'_, 'a> {
         if !candidate.shared() {
             return 1;
         }
+        let names = self.candidate_set.capacity_names(&candidate);
         let mut room = tasks.len();
         for (name, capacity) in candidate.device.capacity.iter() {
             let minimum = tasks
                 .iter()
-                .filter_map(|task| capacity::consumed(task.request.capacity, candidate.device).ok())
+                .filter_map(|task| {
+                    capacity::consumed(task.request.capacity, candidate.device, names).ok()
+                })
                 .filter_map(|mut consumed| consumed.remove(name))
                 .min();
             let Some(minimum) = minimum.filter(|minimum| !minimum.is_zero()) else {
@@ -166,7 +171,7 @@ impl<'a> Search<'_, 'a> {
             };
             let used = self.used(index).and_then(|used| used.capacity.as_ref());
             let mut sum = used
-                .and_then(|used| used.get(name).cloned())
+                .and_then(|used| names.sum(used, name))
                 .unwrap_or_default();
             let mut fitting = 0;
             while fitting < room {

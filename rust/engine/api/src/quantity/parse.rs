@@ -63,6 +63,10 @@ impl Quantity {
                 text: given(canonical),
             });
         }
+        // apimachinery needs a digit only for numbers that an int64 may not hold: it accepts `G` as 0, and refuses `Pi`.
+        if !parts.has_digit {
+            return Err(QuantityError::Format(text.to_owned()));
+        }
         let amount = big(&parts, suffix).ok_or_else(|| QuantityError::Exponent(text.to_owned()))?;
         let one = Amount::Small { value: 1, scale: 0 };
         let fraction = amount.sign().is_gt() && amount.cmp(&one).is_lt();
@@ -81,6 +85,7 @@ impl Quantity {
 #[derive(Debug)]
 struct Parts<'a> {
     negative: bool,
+    has_digit: bool,
     /// Without leading zeros; `0` if no other digit remains.
     whole: &'a str,
     fraction: &'a str,
@@ -106,6 +111,9 @@ impl<'a> Parts<'a> {
             .all(|digit| digit.is_ascii_digit())
             .then_some(Self {
                 negative,
+                has_digit: text[..text.len() - suffix.len()]
+                    .bytes()
+                    .any(|byte| byte.is_ascii_digit()),
                 whole: if whole.is_empty() { "0" } else { whole },
                 fraction,
                 suffix,
