@@ -35,3 +35,13 @@ def start_thread(name: str, work: Callable[..., object], *args: Any) -> NamedThr
             hint="raise the limit of tasks: pids.max of the cgroup, TasksMax= of the unit, or `ulimit -u`",
         ) from error
     return thread
+
+
+def require_room(count: int) -> None:
+    """Raise NoThreadError unless the system has room for this many more threads now."""
+    end = threading.Event()
+    try:
+        for _ in range(count):
+            start_thread("room", end.wait)
+    finally:
+        end.set()

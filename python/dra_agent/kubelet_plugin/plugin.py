@@ -23,16 +23,22 @@ from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
 from dra_agent.kubelet_plugin.health_stream import RESEND_AFTER_S, HealthService
 from dra_agent.kubelet_plugin.interfaces import ClaimSource, PluginMetrics
 from dra_agent.kubelet_plugin.registration import Registration, RegistrationStatus
+from dra_agent.kubelet_plugin.self_call import CALL_TIMEOUT_S, GRPC_THREADS, call_registration
 from dra_agent.kubelet_plugin.service import DraService
 from dra_agent.kubelet_plugin.sockets import SocketFile, SocketPaths, remove_abandoned, sockets_of_instances
 from dra_agent.prepare import ClaimPreparer
 from dra_agent.supervisor import on_thread, supervisor
+from dra_agent.threads import require_room
 
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 1.0
 """Seconds between two checks that the socket files exist: other processes may remove them, or replace
 their directory."""
+SELF_CALL_INTERVAL_S = 30.0
+"""Seconds between two calls to itself."""
+SELF_CALL_DEADLINE_S = 2 * CALL_TIMEOUT_S
+"""For a call whose own timeout gRPC does not observe."""
 GRACE_S = 15.0
 """Maximum seconds that a running call is waited for at the end."""
 MIN_GRACE_S = 0.5
@@ -84,7 +90,7 @@ class KubeletPlugin:
         self._other_calls = DaemonExecutor(MAX_OTHER_CALLS, "kubelet", kept=1)
         self._server: grpc.Server | None = None
         self._files: tuple[SocketFile, ...] = ()
-        self._keeper: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
         self._retiring: set[asyncio.Task[None]] = set()
         self._problem = ""
 
@@ -114,7 +120,7 @@ class KubeletPlugin:
                 "removed sockets of instances that are no more", extra={"sockets": [str(path) for path in removed]}
             )
         await self._try_to_listen()
-        self._keeper = supervisor().loop("sockets", self._keep)
+        self._loops = [supervisor().loop("sockets", self._keep), supervisor().loop("self call", self._call_itself)]
 
     def serve(self, preparing: ClaimPreparer, health: DeviceHealthStore | None = None) -> None:
         """Start to prepare claims, and to report device health."""
@@ -124,9 +130,9 @@ class KubeletPlugin:
 
     async def close(self) -> None:
         """Remove the own sockets, finish the calls in flight, and stop; prepared claims stay prepared."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        for task in self._loops:
+            task.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
         for file in reversed(self._files):  # the registration's first: the kubelet switches to another instance
             file.remove()
         if self.health is not None:
@@ -150,6 +156,14 @@ class KubeletPlugin:
                     log.warning("a socket file was removed; listening again", extra={"sockets": self._paths.distinct})
                 await self._try_to_listen()
 
+    async def _call_itself(self) -> None:
+        while True:
+            if self._files:
+                address = self._files[-1].published_address
+                async with asyncio.timeout(SELF_CALL_DEADLINE_S):
+                    await on_thread(call_registration, address)
+            await asyncio.sleep(SELF_CALL_INTERVAL_S)
+
     async def _try_to_listen(self) -> None:
         try:
             await self._listen()
@@ -162,6 +176,7 @@ class KubeletPlugin:
 
     async def _listen(self) -> None:
         """Serve on new sockets that replace the old ones; open connections are kept until then."""
+        require_room(GRPC_THREADS)
         before, old = self._files, self._server
         replaced = before or (None,) * len(self._paths.distinct)
         files = tuple(SocketFile(path, was) for path, was in zip(self._paths.distinct, replaced, strict=True))

@@ -150,6 +150,11 @@ class SocketFile:
         """Where gRPC is to bind."""
         return f"unix:{quote(str(self._hidden))}"
 
+    @property
+    def published_address(self) -> str:
+        """Where gRPC connects to after `publish`."""
+        return f"unix:{quote(str(self.path))}"
+
     def publish(self) -> None:
         """Move the bound socket to its place; RetryableError where that fails."""
         try:
