@@ -45,6 +45,9 @@ async def main():
         await asyncio.sleep(0.01)
     await on_thread(call_registration, f"unix:{paths.registration}")
     print("responds", flush=True)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
+    await plugin.close()
+    print("closed", flush=True)
     os._exit(0)
 
 
@@ -52,12 +55,12 @@ asyncio.run(main())
 """
 
 
-def test_a_plugin_that_starts_without_room_for_threads_listens_once_there_is_room() -> None:
+def test_a_plugin_that_starts_without_room_for_threads_listens_once_there_is_room_and_ends_without() -> None:
     with home_for_everyone() as folder:
         folder.chmod(0o777)
         command = [sys.executable, "-c", STARTS, str(folder)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert done.stdout.splitlines() == ["thread 'room'", "responds"], done.stderr
+    assert done.stdout.splitlines() == ["thread 'room'", "responds", "closed"], done.stderr
 
 
 def test_a_plugin_responds_to_its_call(node: Node, run: Run) -> None:

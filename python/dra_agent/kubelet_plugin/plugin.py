@@ -226,4 +226,12 @@ class _CallThreads(DaemonExecutor):
 
 async def _stopped(server: grpc.Server, grace: float | None) -> None:
     """Accept no calls, wait for those in progress for `grace` seconds, then cancel them."""
-    await on_thread(lambda: server.stop(grace).wait())
+    await on_thread(_stop, server, grace)
+
+
+def _stop(server: grpc.Server, grace: float | None) -> None:
+    try:
+        stopped = server.stop(grace)
+    except RuntimeError:  # the system has no room for the thread of gRPC that would cancel them later
+        stopped = server.stop(None)
+    stopped.wait()
