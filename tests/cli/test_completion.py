@@ -17,6 +17,7 @@ import pytest
 from cli.manifests import CLASS, claim, write
 from dra_agent.cli.completion import ValueCompleter, script
 from dra_agent.cli.parser import build_parser, leaves
+from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
 from eventually import DEADLINE_S, eventually
 
 Command = Callable[..., tuple[int, str, str]]
@@ -79,6 +80,24 @@ def test_names_of_claims_come_from_the_agent(claims: Command, verb: str) -> None
     ):
         found = ValueCompleter()(prefix="", action=action, parser=parser, parsed_args=argparse.Namespace())
         assert found == expected
+
+
+def test_no_candidate_controls_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRA_AGENT_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "state").mkdir()
+    with JournalLedger(tmp_path / "state", "boot") as ledger:
+        for uid, name in (("a", "train"), ("b", "tr\x1b]0;title\x07"), ("c", "tr\u202etxt"), ("d", "tr\nain")):
+            device = HeldDevice("node/gpu", f"gpu-{uid}", "gpu")
+            ledger.start(LedgerEntry(uid, "default", name, (device,)), durable=True)
+    parser = dict(leaves(build_parser("claim")))["claim", "release"]
+    (positional,) = (action for action in parser.arguments if not action.option_strings)
+    found = ValueCompleter()(prefix="", action=positional, parser=parser, parsed_args=argparse.Namespace())
+    assert found == {"train": "started"}
+
+    monkeypatch.chdir(tmp_path)
+    for file in ("manifest.yaml", "man\x1b[2J.yaml", "man\u202efdp.yaml"):
+        Path(file).touch()
+    assert complete("dra-agent claim apply -f man") == ["manifest.yaml"]
 
 
 def shell(name: str, line: str) -> str:

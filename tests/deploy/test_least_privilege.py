@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -152,6 +153,22 @@ def test_the_page_has_every_permission_and_when_it_is_granted(render: Render) ->
     assert set().union(*(found for _, found in rows)) == permissions_of(
         only_object(render(EVERYTHING), "ClusterRole")["rules"]
     )
+
+
+def test_the_threat_model_has_every_permission_beyond_the_node() -> None:
+    page = (ROOT / "docs/explanation/threat-model.md").read_text()
+    (listed,) = re.findall(r"^- \*\*Permissions beyond the node\*\*: (.*?)\n- ", page, re.MULTILINE | re.DOTALL)
+    clauses = " ".join(listed.split()).split("; ")
+    rows = [line for line in PAGE.read_text().splitlines() if "cannot be restricted" in line and line.startswith("|")]
+    assert len(rows) >= 3
+    for row in rows:
+        _, resource, verbs, condition, _ = (cell.strip() for cell in row.strip("| ").split(" | "))
+        values = re.findall(r"`([\w: ]+)`", condition)
+        assert any(
+            all(f"`{word}`" in clause for word in [*verbs.split(", "), *values])
+            and resource.partition("/")[0] in clause
+            for clause in clauses
+        ), row
 
 
 def test_no_rule_uses_wildcards() -> None:

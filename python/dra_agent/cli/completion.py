@@ -17,6 +17,7 @@ from argcomplete.lexers import split_line
 from argcomplete.shell_integration import shellcode
 
 from dra_agent.cli.parser import COMMANDS, PROGRAM, Parser, add_group_examples, build_parser, examples
+from dra_agent.printable import printable
 
 TIMEOUT_S = 1.0
 """Timeout of a request for names to the agent: the shell waits for the response."""
@@ -73,7 +74,15 @@ class ValueCompleter(BaseCompleter):
     def __call__(
         self, *, prefix: str, action: argparse.Action, parser: argparse.ArgumentParser, parsed_args: argparse.Namespace
     ) -> Candidates:
-        """Return the values that `action` can have."""
+        """Return the values that `action` can have.
+
+        The shell prints them as they are: those that would control the terminal are left out, as an escaped name would
+        be another one.
+        """
+        found = self._values(prefix, action, parsed_args)
+        return {word: printable(text, line=True) for word, text in found.items() if word == printable(word, line=True)}
+
+    def _values(self, prefix: str, action: argparse.Action, args: argparse.Namespace) -> Candidates:
         kind = action.metavar if isinstance(action.metavar, str) else ""
         if kind in _FILE_KINDS:
             return self.files(prefix)
@@ -86,7 +95,7 @@ class ValueCompleter(BaseCompleter):
             return {**dict.fromkeys(profiles, ""), **(self.directories(prefix) if kind != "PROFILE" else {})}
         if "|" in kind:
             return dict.fromkeys(kind.split("|"), "")
-        return self.names(kind, parsed_args)
+        return self.names(kind, args)
 
     def files(self, prefix: str) -> Candidates:
         """Return paths of files and directories."""
