@@ -137,6 +137,45 @@ def test_a_command_that_kills_its_run_is_ended_before_the_claim_is_released(run:
     assert has_ended(int(Path("pid").read_text()))
 
 
+def test_a_claim_of_a_killed_run_is_released_by_the_next_one(run: Command, command: Command) -> None:
+    process = start("--", "sh", "-c", "touch ready; exec sleep 1000")
+    eventually(Path("ready").exists)
+    below = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGSTOP)
+    for one in below:
+        one.kill()
+    process.kill()
+    process.wait(DEADLINE_S)
+    eventually(lambda: all(has_ended(one.pid) for one in below))
+    assert claims(command) == ["train"], "nothing is left that could release it"
+    code, _, errors = run("--", "sh", "-c", "exit 5")
+    assert code == 5 and "default/train is of an earlier run that was killed: it is released first" in errors
+    assert claims(command) == []
+
+
+def test_a_run_waits_for_an_earlier_one_of_the_same_claim(run: Command, command: Command) -> None:
+    earlier = start("--", "sh", "-c", "touch ready; until [ -e stop ]; do sleep 0.02; done; exit 3")
+    eventually(Path("ready").exists)
+    with Path("errors").open("w") as errors:
+        words = [str(AGENT), "claim", "run", "-f", "claim.yaml", "--timeout", "10m", "--", "sh", "-c", "exit 5"]
+        later = subprocess.Popen(words, stderr=errors)
+    eventually(lambda: "waiting for the earlier run that has claim default/train" in Path("errors").read_text())
+    assert claims(command) == ["train"] and earlier.poll() is None
+    Path("stop").touch()
+    assert earlier.wait(DEADLINE_S) == 3 and later.wait(DEADLINE_S) == 5
+    assert claims(command) == []
+
+
+def test_a_run_does_not_take_the_claim_of_one_that_lives(run: Command, command: Command) -> None:
+    earlier = start("--", "sh", "-c", TRAP)
+    eventually(Path("ready").exists)
+    code, _, errors = command("claim", "run", "-f", "claim.yaml", "--timeout", "0", "--", "touch", "out")
+    assert code == 1 and f"another run has this claim after 0 s: process {earlier.pid} or " in errors
+    assert claims(command) == ["train"] and not Path("out").exists()
+    earlier.terminate()
+    assert earlier.wait(DEADLINE_S) == 7
+
+
 DAEMON = """\
 import os, sys, time
 if os.fork():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import secrets
 import signal
 import sys
@@ -75,11 +76,12 @@ def add_verb(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Claim, run, release; returns the exit code of the command. Raises UsageError without a command."""
     from dra_agent.agent.config import load_config
+    from dra_agent.cli import earlier_run
     from dra_agent.cli.claim_apply import check
     from dra_agent.cli.claim_guard import ClaimGuard, release
     from dra_agent.cli.connection import connect
     from dra_agent.cli.files import load_files
-    from dra_agent.standalone.claim import RUN
+    from dra_agent.standalone.claim import RUN, RUN_PROCESSES
 
     words = args.words[1:] if args.words[:1] == ["--"] else args.words
     if not words:
@@ -95,8 +97,10 @@ def run(args: argparse.Namespace) -> int:
     key = metadata["namespace"], metadata["name"]
     with connect(args, wait_s=args.timeout) as agent:
         guard = ClaimGuard(agent, *key, token)
+        metadata["annotations"][RUN_PROCESSES] = earlier_run.record(os.getpid(), guard.pid)
         try:
             with _forwarded(guard):
+                earlier_run.await_end(agent, key, args.timeout)
                 view = _claim(agent, [loaded.value for loaded in objects], key, args.timeout)
                 agent.close()
                 code = _run(words, view, guard)

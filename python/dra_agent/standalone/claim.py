@@ -19,6 +19,8 @@ FAILED = "dra-agent.internal/failed"
 """Annotation: why a claim can never be prepared as it is. It holds no device until it is applied again."""
 RUN = "dra-agent.internal/run"
 """Annotation of a claim of `dra-agent claim run`: the token of the run."""
+RUN_PROCESSES = "dra-agent.internal/run-processes"
+"""Annotation of such a claim: the processes that release it, with boot, PID namespace and start times."""
 UNDER_WAY = "is being prepared"
 """The message of a claim that has devices and is not ready yet."""
 
