@@ -221,7 +221,7 @@ def capacity(
 def _with_error(result: Object, snapshot: Snapshot, count: CopyCount, nodes: int) -> Object:
     """Limit the copies to those before an error of one node, at which kube-scheduler places no further one anywhere."""
     errors = {name: text for name, (_, text) in count.errors.items()}
-    error = find_fatal(errors, errors, (), snapshot.scheduler)
+    error = find_fatal(errors, (), snapshot.scheduler)
     if error is None:
         return result
     fitting = sum(bool(row["copies"]) for row in result["nodes"])

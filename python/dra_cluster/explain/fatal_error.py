@@ -57,18 +57,15 @@ class FatalError(NamedTuple):
         return {"node": self.nodes[0], "error": self.error, "nodes": list(self.nodes)}
 
 
-def find_fatal(
-    errors: Mapping[str, str], fatal: Collection[str], excluded: Collection[str], scheduler: SchedulerVersion
-) -> FatalError | None:
+def find_fatal(errors: Mapping[str, str], excluded: Collection[str], scheduler: SchedulerVersion) -> FatalError | None:
     """Return the error at which a pod fits nowhere.
 
     Arguments:
-        errors: By node, the errors of the allocator.
-        fatal: Those of these nodes whose error ends the attempt.
+        errors: By node, the errors of the allocator that end the attempt.
         excluded: The nodes that another filter excludes first.
         scheduler: The version whose rules decided this.
     """
-    nodes = tuple(sorted(name for name in fatal if name not in excluded))
+    nodes = tuple(sorted(name for name in errors if name not in excluded))
     return FatalError(nodes, errors[nodes[0]], scheduler) if nodes else None
 
 

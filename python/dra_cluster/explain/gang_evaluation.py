@@ -86,7 +86,7 @@ def evaluate(
             continue
         fitting: list[str] = []
         errors: dict[str, str] = {}
-        fatal: list[str] = []
+        fatal: dict[str, str] = {}
         for claims, names in plugins.by_claims(number, usable, kind.members[0].claims):
             if not claims:
                 fitting += names
@@ -94,9 +94,9 @@ def evaluate(
             sweep = cluster.fits(claims, nodes=names, deadline=sweeps_deadline.remaining())
             fitting += [*sweep.fits, *sweep.unexamined]
             errors |= sweep.errors
-            fatal += sweep.fatal
+            fatal |= {name: sweep.errors[name] for name in sweep.fatal}
         found.unknown |= {one: f"{NOT_EVALUATED}: {text}" for one, text in errors.items() if is_unevaluated(text)}
-        error = find_fatal(errors, fatal, (), snapshot.scheduler)
+        error = find_fatal(fatal, (), snapshot.scheduler)
         if error is not None and examines_all(len(known), len(fitting)):
             found.fatal[number] = error
             fitting.clear()
@@ -116,8 +116,7 @@ def failure_of(evaluation: Evaluation, kind: int, claims: list[Object], node: st
     plugins = evaluation.plugins
     reasons = {name: lacking for name in names if (lacking := plugins.lacks(kind, name))}
     needed: dict[str, list[Object]] = {}
-    errors: dict[str, str] = {}
-    fatal: list[str] = []
+    fatal: dict[str, str] = {}
     for claims_there, alike in plugins.by_claims(kind, [name for name in names if name not in reasons], claims):
         if not claims_there:
             reasons |= dict.fromkeys(alike, "fits")
@@ -125,9 +124,8 @@ def failure_of(evaluation: Evaluation, kind: int, claims: list[Object], node: st
         needed |= dict.fromkeys(alike, claims_there)
         sweep = cluster.fits(claims_there, nodes=alike, deadline=evaluation.deadline.remaining())
         reasons |= {**sweep.reasons, **sweep.errors, **dict.fromkeys(sweep.fits, "fits")}
-        errors |= sweep.errors
-        fatal += sweep.fatal
-    error = evaluation.fatal.get(kind) or find_fatal(errors, fatal, (), evaluation.scheduler)
+        fatal |= {name: sweep.errors[name] for name in sweep.fatal}
+    error = evaluation.fatal.get(kind) or find_fatal(fatal, (), evaluation.scheduler)
     if error is not None:
         evaluation.fatal[kind] = error
         seconds = evaluation.deadline.remaining()

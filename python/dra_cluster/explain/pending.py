@@ -148,18 +148,7 @@ def evaluate_nodes(
     # The node of the query first: of the others, only errors that concern all nodes are of interest.
     entries = [_entry(name) for name in sorted(names, key=lambda name: (name != query.node, name))]
     unexamined = {entry["node"] for entry in entries}
-    compared = []
-    excluded: set[str] = set()
-    for entry in entries:
-        if not query.deadline.remaining():
-            break
-        node = names[entry["node"]]
-        entry["obstacles"] = _blockers(snapshot, node, pending)
-        if entry["obstacles"]:
-            excluded.add(entry["node"])
-        # Where a claim is allocated is compared by the same filter as devices, and does not keep it from an error.
-        entry["obstacles"] += _allocated_elsewhere(entry["node"], node, pending)
-        compared.append(entry)
+    compared, excluded = _compare(entries, snapshot, query, pending, names)
     # The claims of the pod, by the resources that the device plugin of a node serves.
     claims = {served: plugins.claims(pending.waiting, served) for served in {(), *serves.values()}}
     claims_of = {name: claims[serves.get(name, ())] for name in names}
@@ -176,16 +165,11 @@ def evaluate_nodes(
                 open_entries.append(entry)
     sweeps = Deadline.of(query.deadline.remaining() * SWEEP_SHARE)
     errors: dict[str, str] = {}
-    fatal: set[str] = set()
     for served, needed in claims.items():
         same = [entry for entry in open_entries if serves.get(entry["node"], ()) == served]
-        of_query = [entry for entry in same if entry["node"] == query.node]
-        for group in filter(None, (of_query, [entry for entry in same if entry not in of_query])):
-            names_of_group = [entry["node"] for entry in group]
-            sweep = allocator.fits(needed, nodes=names_of_group, deadline=sweeps.remaining())
-            errors |= sweep.errors
-            fatal |= {*sweep.fatal}
-            _add_verdicts(group, sweep, unexamined)
+        for is_of_query in (True, False):
+            group = [entry for entry in same if (entry["node"] == query.node) is is_of_query]
+            errors |= _sweep(group, allocator, needed, sweeps, unexamined) if group else {}
     number = len(entries)
     if query.node is not None:
         entries, open_entries = (
@@ -195,12 +179,12 @@ def evaluate_nodes(
     explained = _most_different(open_entries, unexamined)
     without_list = _add_explanations(explained, allocator, claims_of, query.deadline, unexamined)
     # Of nodes that the sweep did not reach in time; a search that did not end in time here may end there.
-    late = {
+    errors |= {
         entry["node"]: found["error"]
         for entry in entries
         if (found := entry["explanation"]) and found["fatal"] and entry["node"] not in unexamined
     }
-    error = find_fatal(errors | late, fatal | {*late}, excluded, snapshot.scheduler)
+    error = find_fatal(errors, excluded, snapshot.scheduler)
     if len(entries) <= MAX_EXPLAINED_NODES:
         for entry in entries:
             if entry["explanation"] is not None and entry["node"] not in unexamined:
@@ -218,10 +202,46 @@ def evaluate_nodes(
     fits, text = _conclusion(entries, unexamined)
     if error is None:
         return with_summary(result, fits, text + (_if_in_time(snapshot, entries, excluded) if fits else ""))
-    fitting = sum(entry["fits"] and not entry["obstacles"] for entry in compared)
-    if examines_all(number, fitting):
+    if examines_all(number, sum(entry["fits"] and not entry["obstacles"] for entry in compared)):
         return with_summary(result, False, f"{error.summary}{_otherwise(entries)}")
     return with_summary(result, fits, f"{text}; {error.caution}")
+
+
+def _compare(
+    entries: Sequence[dict[str, Any]],
+    snapshot: Snapshot,
+    query: NodeQuery,
+    pending: PendingClaims,
+    nodes: Mapping[str, Object],
+) -> tuple[list[dict[str, Any]], set[str]]:
+    """Add the obstacles until the deadline; return these entries, and the nodes that other filters exclude first."""
+    compared: list[dict[str, Any]] = []
+    excluded: set[str] = set()
+    for entry in entries:
+        if not query.deadline.remaining():
+            break
+        name = entry["node"]
+        entry["obstacles"] = _blockers(snapshot, nodes[name], pending)
+        if entry["obstacles"]:
+            excluded.add(name)
+        # Where a claim is allocated is compared by the same filter as devices, and does not keep it from an error.
+        entry["obstacles"] += _allocated_elsewhere(name, nodes[name], pending)
+        compared.append(entry)
+    return compared, excluded
+
+
+def _sweep(
+    entries: Sequence[dict[str, Any]],
+    allocator: Cluster,
+    claims: Sequence[Object],
+    deadline: Deadline,
+    unexamined: set[str],
+) -> dict[str, str]:
+    """Add the verdicts of nodes; return the errors at which kube-scheduler places the pod on no node."""
+    names = [entry["node"] for entry in entries]
+    sweep = allocator.fits(claims, nodes=names, deadline=deadline.remaining())
+    _add_verdicts(entries, sweep, unexamined)
+    return {name: sweep.errors[name] for name in sweep.fatal}
 
 
 def _otherwise(entries: Iterable[dict[str, Any]]) -> str:
