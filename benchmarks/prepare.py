@@ -65,7 +65,7 @@ def make_preparer(
         host=Host(dev=root / "dev"),
         edit_providers=EditProviders(Host(dev=root / "dev"), directories=[root / "cdi"]),
         device_locks=KeyedLocks(root / "state" / "locks", process=shared_as) if shared_as else None,
-        ownership=DeviceOwnership(owners, root / "state", "bench"),
+        ownership=DeviceOwnership(owners, root / "state", lambda: "bench"),
     )
 
 

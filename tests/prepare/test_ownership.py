@@ -35,7 +35,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def agent(files: Path, name: str) -> DeviceOwnership:
-    return DeviceOwnership(files, Path(f"/state/{name}"), name)
+    return DeviceOwnership(files, Path(f"/state/{name}"), lambda: name)
 
 
 def long_deadline() -> Deadline:
@@ -121,7 +121,7 @@ def test_only_claims_of_other_agents_are_foreign(files: Path) -> None:
     (files / "0000:5e:00.0").write_text("{")
     (files / "0000:5f:00.0").touch()
     assert owner.foreign_claims() == {"theirs"}
-    simulated = SimulatedOwnership(files, files, "simulated")
+    simulated = SimulatedOwnership(files)
     assert simulated.foreign_claims() == {"mine", "theirs"}
 
 
@@ -201,7 +201,7 @@ def test_owner_files_follow_the_ledger_at_startup(node: SimulatedNode, files: Pa
     assert owner.reconcile(node.ledger, node.lookup) == []
     (files / "0000:5e:00.0").write_text("{")
     assert owner.reconcile(node.ledger, node.lookup) == [], "a damaged file of a device without a claim"
-    assert SimulatedOwnership(files, files, "simulated").reconcile(node.ledger, node.lookup) == []
+    assert SimulatedOwnership(files).reconcile(node.ledger, node.lookup) == []
     other = agent(files, "other")
     assert other.foreign_claims() == {"kept"}
     acquire(other, "x", [lost])
@@ -244,7 +244,7 @@ def test_two_agents_never_prepare_the_same_device(node: SimulatedNode, tmp_path:
     # A simulated agent on the same CDI directory keeps the specs of real devices.
     third = SimulatedNode(tmp_path / "third")
     third.cdi = node.cdi
-    third.ownership = SimulatedOwnership(files, tmp_path, "")
+    third.ownership = SimulatedOwnership(files)
     third.start()
     assert third.preparer.recovery.recover().removed == ()
     assert third.specs.claims().keys() == {"b"}

@@ -12,10 +12,12 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
 from dra_agent.agent.config import Config
+from dra_agent.atomic_file import sync_directory
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.file_lock import keep_private, lock, try_lock
@@ -31,8 +33,11 @@ START_TIMEOUT_S = 5.0
 
 class _DriverRecord(msgspec.Struct, frozen=True):
     owner: str
+    """The id of the state directory, or `directory` where it had none."""
     state_dir: str
     pid: int
+    directory: str = ""
+    """Device number and inode of the state directory: the same while an agent runs on it."""
 
 
 class OtherAgent(msgspec.Struct, frozen=True):
@@ -83,13 +88,13 @@ def join(config: Config, closing: Callable[[Callable[[], None]], object]) -> Own
     """
     if config.simulate is not None:
         # Simulated devices exist once per state directory. Specs of real ones may be in the same CDI directory.
-        return SimulatedOwnership(config.run_dir / "devices", config.state_dir, "")
+        return SimulatedOwnership(config.run_dir / "devices")
     directory = _directory(config)
-    owner = state_id(config.state_dir)
     try:
+        identity = StateIdentity(config.state_dir)
         (directory / "devices").mkdir(mode=0o755, parents=True, exist_ok=True)
         (directory / "drivers").mkdir(mode=0o755, exist_ok=True)
-        handle = _lock_driver(directory / "drivers" / config.driver_name, owner, config)
+        handle = _lock_driver(directory / "drivers" / config.driver_name, identity, config)
     except OSError as error:
         raise RetryableError(
             f"cannot be used to distinguish the agents of a host: {error.strerror}",
@@ -97,17 +102,58 @@ def join(config: Config, closing: Callable[[Callable[[], None]], object]) -> Own
             hint="run the agent as root, or name a directory that all agents of this host use with --run-dir",
         ) from error
     closing(lambda: os.close(handle))
-    return DeviceOwnership(directory / "devices", config.state_dir, owner)
+    return DeviceOwnership(directory / "devices", config.state_dir, identity.id, {identity.directory})
+
+
+class StateIdentity:
+    """By which agents recognize what agents on the same state directory did: its random id, in a file of it.
+
+    The id is on disk before it is used anywhere. While it cannot be written, the agent runs and owns no device.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        """Read the id, or create it if that is possible now. Raises OSError for a directory that does not exist."""
+        self._state_dir = state_dir
+        self._known = ""
+        status = state_dir.stat()
+        self.directory = f"{status.st_dev:x}-{status.st_ino:x}"
+        """Device number and inode, by which earlier versions owned devices while there was no id.
+
+        They may be those of a directory that was removed.
+        """
+        try:
+            self.id()
+        except RetryableError as error:
+            log.error("no device can be prepared: the state directory has no id", extra={"reason": str(error)})
+
+    def id(self) -> str:
+        """Return the id; raises RetryableError while there is none and none can be written."""
+        if not self._known:
+            self._known = state_id(self._state_dir)
+        return self._known
+
+    @property
+    def name(self) -> str:
+        """The id, or `directory` while there is none."""
+        return self._known or self.directory
+
+    def is_of(self, record: _DriverRecord) -> bool:
+        """Return whether the process of a record that still runs has this state directory."""
+        return record.owner in (self._known, self.directory) or record.directory == self.directory
 
 
 def state_id(state_dir: Path) -> str:
-    """Return the random id of a state directory, created if missing; all agents that share it have the same."""
+    """Return the random id of a state directory, created if missing; all agents that share it have the same.
+
+    Raises RetryableError where it cannot be read or created: another one would make its devices those of others.
+    """
     path = state_dir / ID_FILE
     try:
-        if known := path.read_text().strip():
-            return known
-    except OSError:
+        return _read_id(path)
+    except FileNotFoundError:
         pass
+    except OSError as error:
+        _without_id(path, error)
     generated = uuid.uuid4().hex
     temporary = state_dir / f".{ID_FILE}.{generated}"
     try:
@@ -119,15 +165,30 @@ def state_id(state_dir: Path) -> str:
             os.close(handle)
         with suppress(FileExistsError):
             path.hardlink_to(temporary)
-        return path.read_text().strip() or generated
+        sync_directory(state_dir)
+        return _read_id(path)
     except OSError as error:
-        # A read-only or full disk: agents that share the directory still have the same inode.
-        log.warning("the state directory does not have an id", extra={"reason": error.strerror})
-        status = state_dir.stat()
-        return f"{status.st_dev:x}-{status.st_ino:x}"
+        _without_id(path, error)
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def _read_id(path: Path) -> str:
+    known = path.read_bytes().strip()
+    if not known or not known.isalnum():
+        raise RetryableError(
+            "is damaged", where=str(path), hint="restore it, or remove it when no device of this agent is prepared"
+        )
+    return known.decode("ascii")
+
+
+def _without_id(path: Path, error: OSError) -> NoReturn:
+    raise RetryableError(
+        f"the id of the state directory cannot be read or written: {error.strerror}",
+        where=str(path),
+        hint="check free space and permissions of the state directory; the agent retries",
+    ) from error
 
 
 def _directory(config: Config) -> Path:
@@ -140,7 +201,7 @@ def _directory(config: Config) -> Path:
     return config.run_dir / "hosts" / hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
 
 
-def _lock_driver(path: Path, owner: str, config: Config) -> int:
+def _lock_driver(path: Path, identity: StateIdentity, config: Config) -> int:
     """Hold a shared lock while the agent runs; the content names the state directory."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     other: _DriverRecord | None = None
@@ -149,14 +210,15 @@ def _lock_driver(path: Path, owner: str, config: Config) -> int:
         """Be the first agent of this driver, or another one on the same state directory."""
         nonlocal other
         if try_lock(handle):
-            data = msgspec.json.encode(_DriverRecord(owner, str(config.state_dir), os.getpid())) + b"\n"
+            record = _DriverRecord(identity.name, str(config.state_dir), os.getpid(), identity.directory)
+            data = msgspec.json.encode(record) + b"\n"
             os.pwrite(handle, data, 0)
             os.ftruncate(handle, len(data))
             fcntl.flock(handle, fcntl.LOCK_SH)
             return True
         # The record may be that of an agent that ended, or be written in a moment.
         other = _record(handle)
-        return other is not None and other.owner == owner and try_lock(handle, shared=True)
+        return other is not None and identity.is_of(other) and try_lock(handle, shared=True)
 
     try:
         keep_private(handle)

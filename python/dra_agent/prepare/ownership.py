@@ -107,10 +107,21 @@ class DeviceOwnership:
     that compares the two reads one without the other.
     """
 
-    def __init__(self, directory: Path, state_dir: Path, owner: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        state_dir: Path,
+        owner: Callable[[], str],
+        aliases: Collection[str] = (),
+    ) -> None:
+        """`owner` returns the id of the state directory; RetryableError while it has none, and then owns nothing new.
+
+        `aliases` are further ids by which earlier agents on this state directory owned devices.
+        """
         self._directory = str(directory)
         self._state_dir = state_dir
         self._owner = owner
+        self._aliases = frozenset(aliases)
 
     def acquire(self, uid: str, devices: Iterable[Device], deadline: Deadline) -> AbstractContextManager[Unlock]:
         """See Ownership.acquire."""
@@ -129,7 +140,7 @@ class DeviceOwnership:
         found: set[str] = set()
         for address in self._files():
             record = self._read(address)
-            if record is not None and record.owner != self._owner:
+            if record is not None and not self._is_own(record):
                 found.update(record.claims)
         return frozenset(found)
 
@@ -170,6 +181,7 @@ class DeviceOwnership:
 
     def _claim(self, uid: str, address: str, name: str, deadline: Deadline) -> tuple[int, OwnerRecord | None]:
         """Lock a file and write the claim into it; return the locked file and its previous content."""
+        self._owner()  # before a file is made
         path = f"{self._directory}/{address}"
         handle = _lock(path, deadline)
         try:
@@ -181,7 +193,7 @@ class DeviceOwnership:
                     where=path,
                     hint="remove it when no other agent of this host has prepared the device",
                 )
-            if record is not None and record.owner != self._owner:
+            if record is not None and not self._is_own(record):
                 raise self._refusal(record, address, name, path)
             claims = record.claims if record is not None else ()
             if uid not in claims or (record is not None and record.pid != os.getpid()):
@@ -204,7 +216,7 @@ class DeviceOwnership:
         try:
             content = _content(handle)
             record = _decode(content)
-            if record is None or record.owner != self._owner:
+            if record is None or not self._is_own(record):
                 return
             remaining = tuple(uid for uid in record.claims if not is_over(uid))
             if remaining != record.claims:
@@ -218,7 +230,7 @@ class DeviceOwnership:
         """Write a record over one of `length` bytes; without claims the file is emptied."""
         data = b""
         if claims:
-            data = msgspec.json.encode(OwnerRecord(self._owner, str(self._state_dir), os.getpid(), claims)) + b"\n"
+            data = msgspec.json.encode(OwnerRecord(self._owner(), str(self._state_dir), os.getpid(), claims)) + b"\n"
         try:
             if claims:
                 os.pwrite(handle, data, 0)
@@ -254,7 +266,15 @@ class DeviceOwnership:
     def _own_addresses(self) -> list[str]:
         """List the addresses that this owner has files of."""
         records = ((address, self._read(address)) for address in self._files())
-        return [address for address, record in records if record is not None and record.owner == self._owner]
+        return [address for address, record in records if record is not None and self._is_own(record)]
+
+    def _is_own(self, record: OwnerRecord) -> bool:
+        if record.owner in self._aliases:
+            return True
+        try:
+            return record.owner == self._owner()
+        except RetryableError:
+            return False
 
     def _read(self, address: str) -> OwnerRecord | None:
         try:
@@ -307,6 +327,9 @@ class _Acquisition:
 
 class SimulatedOwnership(DeviceOwnership):
     """For simulated devices: owns none, and knows which claims agents of real devices prepared."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, directory, lambda: "")
 
     def acquire(self, uid: str, devices: Iterable[Device], deadline: Deadline) -> AbstractContextManager[Unlock]:
         """Do nothing."""

@@ -74,7 +74,7 @@ class Agent:
         self.ledger = PointedLedger(state, settings.boot, shared_as=settings.name if settings.shared else None)
         self.ledger.points = points
         self.node.ledger = self.ledger
-        ownership = PointedOwnership(root / "run", state, settings.state_dir)
+        ownership = PointedOwnership(root / "run", state, lambda: settings.state_dir)
         ownership.points = points
         self.node.ownership = ownership
         self.node.start()
