@@ -7,11 +7,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dra_agent.kube_client.client import connect
 from dra_agent.kube_client.node_watch import NodeWatch
-from dra_agent.reclaim.settings import AUTOSCALERS, NodeTaint, ReclaimSettings
+from dra_agent.reclaim.settings import AUTOSCALERS, NodeCondition, NodeTaint, ReclaimSettings
 from dra_agent.reclaim.signal import SourceError
 from dra_agent.reclaim.signals.node import NodeSource, signals_of
 from dra_agent.retry import Backoff
@@ -81,6 +82,56 @@ def test_a_taint_that_returns_counts_from_its_return() -> None:
     assert signal.deadline is not None and signal.deadline > datetime.now(UTC) + timedelta(seconds=100)
 
 
+PREEMPT = "Preempt Scheduled: Sat, 01 Aug 2026 05:41:02 GMT. EventId: 1"
+
+
+def condition(type_: str, status: str = "True", **fields: Any) -> dict[str, Any]:
+    return {"type": type_, "status": status, **fields}
+
+
+def with_conditions(*conditions: Any) -> dict[str, Any]:
+    return {**node(), "status": {"conditions": list(conditions)}}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "events"),
+    [
+        ([condition("VMEventScheduled", message=PREEMPT)], ["VMEventScheduled=True"]),
+        ([condition("VMEventScheduled", message="Freeze Scheduled: now")], []),
+        ([condition("VMEventScheduled", "False", message=PREEMPT)], []),
+        ([condition("PreemptionScheduled", reason="SpotEvictionIncoming")], ["PreemptionScheduled=True"]),
+        ([condition("Ready"), condition("MemoryPressure", "False")], []),
+        (["text", None, {}, {"type": 7}, condition("VMEventScheduled", message=7)], []),
+    ],
+)
+def test_conditions_of_clouds_are_hints_by_default(conditions: list[Any], events: list[str]) -> None:
+    signals = signals_of(with_conditions(*conditions), (), {}, ReclaimSettings().node_conditions)
+    assert [(signal.kind, signal.event) for signal in signals] == [("hint", event) for event in events]
+
+
+def test_a_rule_for_a_condition_can_define_a_notice_with_a_deadline() -> None:
+    rules = [NodeCondition("Going", "Unknown", "Soon", "spot", "notice", 30)]
+    began = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=10)
+    fields = {"reason": "Soon", "message": "a spot VM", "lastTransitionTime": began.isoformat()}
+    (signal,) = signals_of(with_conditions(condition("Going", "Unknown", **fields)), (), {}, rules)
+    assert (signal.kind, signal.deadline) == ("notice", began + timedelta(seconds=30))
+    for other in ({"reason": "Later"}, {"message": "another"}):
+        assert signals_of(with_conditions(condition("Going", "Unknown", **(fields | other))), (), {}, rules) == []
+
+
+def test_a_condition_without_a_time_counts_from_its_first_observation() -> None:
+    rules, known = [NodeCondition("Going", kind="notice", seconds=30)], dict[str, datetime]()
+    deadlines = {signals_of(with_conditions(condition("Going")), (), known, rules)[0].deadline for _ in range(3)}
+    assert len(deadlines) == 1
+    assert signals_of(with_conditions(), (), known, rules) == [] and known == {}
+
+
+@pytest.mark.parametrize("type_", ["", "dra-agent.internal/ReclaimNotice"])
+def test_a_condition_that_can_never_announce_is_refused(type_: str) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"node_conditions": [{"type": type_}]}, ReclaimSettings)
+
+
 NAMED = {"metadata": {"name": "n"}}
 
 
@@ -91,6 +142,7 @@ NAMED = {"metadata": {"name": "n"}}
         {"kind": "Pod", **NAMED},
         {**NAMED, "spec": {"taints": "all"}},
         {**NAMED, "spec": 1},
+        {**NAMED, "status": {"conditions": "all"}},
         {"spec": {"taints": []}},
     ],
 )

@@ -112,11 +112,11 @@ class KubernetesMode:
 
     def signal_sources(self, settings: ReclaimSettings) -> Sequence[SignalSource]:
         """Return the Node object, whose taints may announce its removal."""
-        if not settings.node_taints:
+        if not settings.node_taints and not settings.node_conditions:
             return ()
         from dra_agent.reclaim.signals.node import NodeSource
 
-        return (NodeSource(self._node_watch(), settings.node_taints),)
+        return (NodeSource(self._node_watch(), settings.node_taints, settings.node_conditions),)
 
     def attach_reclaim(self, reclaim: ReclaimService) -> None:
         """Attach it; `serve` starts to act on it."""

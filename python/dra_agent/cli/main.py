@@ -86,8 +86,9 @@ def _run(arguments: list[str]) -> int:
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     if chosen == SERVICE:
         # Before slow imports: the first process of a container cannot be stopped until it handles signals.
-        from dra_agent.agent import signals
+        from dra_agent.agent import first_process, signals
 
+        first_process.run_in_child()
         signals.install()
     args = build_parser(chosen or "").parse_args(arguments)
     code: int = command_module(args.command).run(args)

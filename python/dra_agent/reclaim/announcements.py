@@ -11,13 +11,12 @@ import msgspec
 from dra_agent.clock import STEADY
 from dra_agent.inventory.api import Taint
 from dra_agent.inventory.model import Inventory
+from dra_agent.reclaim.settings import CONDITION_NAME
 from dra_agent.reclaim.state import ReclaimState
 from dra_agent.reclaim.status import ClaimReleaseStatus
 
 TAINT_NAME = "reclaim"
 """The key of the taint is the name of the driver, a slash and this."""
-CONDITION_NAME = "ReclaimNotice"
-"""The type of the Node condition is the name of the driver, a slash and this."""
 MAX_TAINTS = 16
 """Maximum taints of a device in the API (resource/v1 DeviceTaintsMaxLength)."""
 _MAX_MESSAGE_CHARS = 1024

@@ -13,6 +13,9 @@ import msgspec
 CLOUD_ENDPOINT = "http://169.254.169.254"
 """Address of the metadata service of AWS, GCP and Azure."""
 
+CONDITION_NAME = "ReclaimNotice"
+"""The type of the Node condition that the agent writes is the name of the driver, a slash and this."""
+
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
 
 
@@ -40,6 +43,35 @@ AUTOSCALERS = (
     NodeTaint("remediator.kubernetes.azure.com/unschedulable"),
 )
 """All are hints: the components that set these taints drain the node themselves."""
+
+
+class NodeCondition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A condition in the status of the Node object that announces the removal of the node."""
+
+    type: Annotated[str, msgspec.Meta(min_length=1)]
+    """The condition's type."""
+    status: Literal["True", "False", "Unknown"] = "True"
+    """The condition's status."""
+    reason: str = ""
+    """The condition's reason. Empty: any."""
+    message: str = ""
+    """Text that the condition's message contains, for a type that reports several kinds of events. Empty: any."""
+    kind: Literal["hint", "notice"] = "hint"
+    """A hint keeps new claims off the node; a notice releases its claims."""
+    seconds: _Seconds | None = None
+    """Seconds from the condition's last transition to the node's end; none: unknown."""
+
+    def __post_init__(self) -> None:
+        """Refuse the condition with which an agent reports a notice itself: it would never end."""
+        if self.type.endswith(f"/{CONDITION_NAME}"):
+            raise ValueError("an agent sets this condition itself, during a notice")
+
+
+PREEMPTIONS = (
+    NodeCondition("PreemptionScheduled"),
+    NodeCondition("VMEventScheduled", message="Preempt"),
+)
+"""Of AKS, for nodes whose pods cannot reach the metadata service. Hints, as the taints: AKS drains the node itself."""
 
 
 Treatment = Literal["ignore", "hint", "notice"]
@@ -104,6 +136,7 @@ class ReclaimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gcp: GcpSignals = GcpSignals()
     azure: AzureSignals = AzureSignals()
     node_taints: tuple[NodeTaint, ...] = AUTOSCALERS
+    node_conditions: tuple[NodeCondition, ...] = PREEMPTIONS
     lead_seconds: _Seconds = 300.0
     """Scheduled maintenance is a hint until this many seconds before its start, and then a notice."""
     gcp_preemption_seconds: _Seconds = 30.0

@@ -146,7 +146,8 @@ def reclaim_of(node: Object, slices: Iterable[Object], claims: Sequence[Item]) -
 
     `claims` has the devices of this node that claims hold, as `allocated_devices` returns them.
     """
-    from dra_agent.reclaim.announcements import CONDITION_NAME, TAINT_NAME
+    from dra_agent.reclaim.announcements import TAINT_NAME
+    from dra_agent.reclaim.settings import CONDITION_NAME
 
     name = node["metadata"]["name"]
     conditions = (node.get("status") or {}).get("conditions") or ()
