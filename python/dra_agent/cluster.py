@@ -343,4 +343,5 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _seed(share_id_seed: int | None) -> int:
-    return int.from_bytes(os.urandom(8), "big") if share_id_seed is None else share_id_seed
+    # Any int is a seed; the search takes 64 bits.
+    return int.from_bytes(os.urandom(8), "big") if share_id_seed is None else share_id_seed % (1 << 64)

@@ -56,6 +56,7 @@ def test_share_ids_are_distinct_uuids_and_reproducible() -> None:
     assert len(set(generated)) == 6
     assert all(UUID4.fullmatch(entry) for entry in generated)
     assert ids(1) == generated[4:]
+    assert ids(-1) == ids((1 << 64) - 1) != ids(1)
 
 
 def test_a_search_beyond_the_deadline_is_an_error() -> None:

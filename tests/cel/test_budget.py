@@ -131,6 +131,12 @@ def test_values_that_contain_themselves_are_freed() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 
+@pytest.mark.parametrize("expression", ["(" * 300 + "true" + ")" * 300, "[" * 300 + "]" * 300 + " == []"])
+def test_the_error_of_a_deep_expression_is_one_sentence(expression: str) -> None:
+    with pytest.raises(CelError, match=r"^1:251: more than 250 nested expressions$"):
+        CelExpression.selector(expression)
+
+
 def test_other_threads_run_while_an_expression_is_evaluated() -> None:
     expression = CelExpression.selector(f"cel.bind(x0, [1, 1], {nested(40, '[X, X]', 'X == X')})")
     finished = threading.Event()

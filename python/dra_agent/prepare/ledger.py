@@ -99,7 +99,7 @@ class LedgerReport(msgspec.Struct, frozen=True):
     superseded: tuple[SupersededClaim, ...]
     foreign_records: int
     not_writable: str | None
-    """Why the ledger cannot be written now; every change is rejected until it can."""
+    """Why claims cannot be recorded now. On a full disk, recorded claims can still be released."""
 
     def problems(self) -> list[str]:
         """Return the damage as sentences, without torn tails, which are normal."""

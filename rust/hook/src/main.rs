@@ -25,11 +25,11 @@ fn main() -> ExitCode {
         ExitCode::FAILURE
     };
     // For the build, which checks that it ships this version.
-    if std::env::args().skip(1).eq(["--version"]) {
+    if std::env::args_os().skip(1).eq(["--version"]) {
         println!("dra-agent-hook {}", env!("CARGO_PKG_VERSION"));
         return ExitCode::SUCCESS;
     }
-    match Options::parse(std::env::args().skip(1)) {
+    match Options::parse(std::env::args_os().skip(1)) {
         Ok(options) => match run(&options) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => failed(format!("{}: {error}", options.task.failure())),

@@ -1,5 +1,6 @@
 //! The hook's arguments, which the agent writes into the claim's CDI spec.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 #[derive(Debug)]
@@ -43,29 +44,31 @@ impl Task {
 
 impl Options {
     /// Parses `--name value` pairs. An unknown name is an error, because it could contain the limit.
-    pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
+    pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Self, String> {
         let mut cgroups = PathBuf::from("/sys/fs/cgroup");
         let mut proc = PathBuf::from("/proc");
         let (mut region, mut bytes, mut socket, mut claim, mut key, mut task) =
             (None, None, None, None, None, None);
         while let Some(name) = arguments.next() {
+            let name = text(name)?;
             let value = arguments
                 .next()
                 .ok_or_else(|| format!("argument {name} has no value"))?;
             match name.as_str() {
                 "--cgroups" => cgroups = value.into(),
                 "--proc" => proc = value.into(),
-                "--region" => region = Some(value),
+                "--region" => region = Some(text(value)?),
                 "--bytes" => {
+                    let value = text(value)?;
                     let amount = value
                         .parse()
                         .map_err(|_| format!("--bytes {value:?} is not a number"))?;
                     bytes = Some(amount);
                 }
                 "--socket" => socket = Some(PathBuf::from(value)),
-                "--claim" => claim = Some(value),
-                "--key" => key = Some(value),
-                "--task" => task = Some(value),
+                "--claim" => claim = Some(text(value)?),
+                "--key" => key = Some(text(value)?),
+                "--task" => task = Some(text(value)?),
                 _ => return Err(format!("argument {name} is not known")),
             }
         }
@@ -94,12 +97,19 @@ impl Options {
     }
 }
 
+/// An argument that is not a path.
+fn text(argument: OsString) -> Result<String, String> {
+    argument
+        .into_string()
+        .map_err(|argument| format!("argument {argument:?} is not UTF-8"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::{Options, Task};
 
     fn parse(arguments: &[&str]) -> Result<Options, String> {
-        Options::parse(arguments.iter().map(|text| (*text).to_owned()))
+        Options::parse(arguments.iter().map(Into::into))
     }
 
     #[test]

@@ -3,8 +3,10 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -28,6 +30,27 @@ fn version_is_printed_without_a_container() {
     assert!(done.status.success());
     let expected = concat!("dra-agent-hook ", env!("CARGO_PKG_VERSION"), "\n");
     assert_eq!(String::from_utf8(done.stdout).unwrap(), expected);
+}
+
+#[test]
+fn an_argument_that_is_not_utf_8_is_one_message() {
+    let invalid = OsStr::from_bytes(b"\xff");
+    for arguments in [
+        &[invalid][..],
+        &["--region".as_ref(), invalid],
+        &["--claim".as_ref(), "u".as_ref(), invalid],
+    ] {
+        let done = Command::new(env!("CARGO_BIN_EXE_dra-agent-hook"))
+            .args(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert_eq!(done.status.code(), Some(1));
+        assert_eq!(
+            String::from_utf8(done.stderr).unwrap(),
+            "dra-agent-hook: argument \"\\xFF\" is not UTF-8\n"
+        );
+    }
 }
 
 /// A host with one container. The ID of its first process is 4711.

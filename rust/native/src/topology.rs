@@ -55,11 +55,10 @@ impl PyTopology {
         PyBytes::new(py, &json)
     }
 
-    fn distance(&self, one: &str, other: &str) -> Option<&'static str> {
+    fn distance(&self, py: Python<'_>, one: &str, other: &str) -> Option<&'static str> {
         let one = PciAddress::parse(one.as_bytes())?;
         let other = PciAddress::parse(other.as_bytes())?;
-        lock(&self.0)
-            .distance(one, other)
+        py.detach(|| lock(&self.0).distance(one, other))
             .map(dra_topology::Distance::name)
     }
 

@@ -1,7 +1,8 @@
 // Command cel answers CEL questions with Kubernetes' own code, so that ours can be compared with it.
 //
 // It reads one JSON object per line from standard input, {"expr", "driver", "device", "value"}, and writes one per line:
-// {"compile_error"} or {"runtime_error", "cost"} or {"result", "cost"}. With "value" true, any type of result is allowed.
+// {"compile_error"} or {"runtime_error", "cost"} or {"result", "cost"}. With "value" true, the expression has no device and any
+// type of result, and the answer is {"literal"}: its result as an expression.
 package main
 
 import (
@@ -20,6 +21,7 @@ type question struct {
 	Expr   string             `json:"expr"`
 	Driver string             `json:"driver"`
 	Device resourceapi.Device `json:"device"`
+	Value  bool               `json:"value"`
 }
 
 type answer struct {
@@ -27,6 +29,7 @@ type answer struct {
 	RuntimeError string  `json:"runtime_error,omitempty"`
 	Result       *bool   `json:"result,omitempty"`
 	Cost         *uint64 `json:"cost,omitempty"`
+	Literal      string  `json:"literal,omitempty"`
 }
 
 func main() {
@@ -62,6 +65,9 @@ func ask(compiler compiler, q question) (a answer) {
 			a = answer{CompileError: fmt.Sprintf("panic: %v", r)}
 		}
 	}()
+	if q.Value {
+		return value(q.Expr)
+	}
 	program := compiler.CompileCELExpression(q.Expr, dracel.Options{DisableCostEstimation: true})
 	if program.Error != nil {
 		return answer{CompileError: program.Error.Error()}

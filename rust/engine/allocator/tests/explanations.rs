@@ -645,6 +645,21 @@ fn distinct(attribute: &str, requests: &[&str]) -> Value {
     json!({"distinctAttribute": format!("{DRIVER}/{attribute}"), "requests": requests})
 }
 
+/// As in the search, which compares the values of lists.
+#[test]
+fn an_empty_list_has_no_value_to_compare() {
+    let devices = with("rails", &[json!({"ints": []}), json!({"ints": [1]})]);
+    let requests = json!([ask("a", 1, json!({}))]);
+    let claims = json!([claim("c", requests, json!([same("rails", &["a"])]))]);
+    let gates = json!({"gates": ["DRAListTypeAttributes"]});
+    let explanation = explained_with(of(devices), claims, json!([]), gates);
+    assert_eq!(
+        messages(&explanation, 0, 0),
+        ["it has no value in the attribute gpu.example.com/rails, which a constraint compares"]
+    );
+    assert_eq!(messages(&explanation, 0, 1), [""; 0]);
+}
+
 #[test]
 fn devices_among_too_few_with_the_same_value_are_rejected() {
     let claims = json!([claim(

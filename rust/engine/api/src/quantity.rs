@@ -104,7 +104,7 @@ impl Quantity {
         if self.is_zero() {
             self.format = other.format;
         }
-        self.amount = self.amount.add(&other.amount.negated());
+        self.amount = self.amount.sub(&other.amount);
     }
 
     /// Whether value, representation and format are the same: Go's `==` of two quantities. Always false for two big

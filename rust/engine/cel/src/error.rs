@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::budget::MEMORY_LIMIT_BYTES;
 use crate::fault::{Failure, Fault};
+use crate::syntax::MAX_DEPTH;
 
 /// A position in the text of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -91,18 +92,22 @@ impl CompileError {
     }
 
     pub(crate) fn syntax(errors: &cel::ParseErrors) -> Self {
-        let errors = errors.errors.iter().map(|error| {
-            let place = |n: isize| u32::try_from(n).unwrap_or(1).max(1);
-            (
-                Some(Position {
-                    line: place(error.pos.0),
-                    column: place(error.pos.1),
-                }),
-                error.msg.clone(),
-            )
-        });
+        let place = |n: isize| u32::try_from(n).unwrap_or(1).max(1);
+        let position = |error: &cel::ParseError| Position {
+            line: place(error.pos.0),
+            column: place(error.pos.1),
+        };
+        // The parser's own text is that of its internal error, and the errors after it are its consequences.
+        let too_deep = |error: &&cel::ParseError| error.msg.contains("Recursion limit of");
+        if let Some(error) = errors.errors.iter().find(too_deep) {
+            let message = format!("more than {MAX_DEPTH} nested expressions");
+            return Self::at(position(error), message);
+        }
+        let errors = errors.errors.iter();
         Self {
-            errors: errors.collect(),
+            errors: errors
+                .map(|error| (Some(position(error)), error.msg.clone()))
+                .collect(),
         }
     }
 

@@ -38,35 +38,84 @@ pub(crate) fn parse_double(text: &str) -> Option<f64> {
     text.parse().ok().filter(|value: &f64| value.is_finite())
 }
 
-/// Removes underscores, which are valid between digits only.
+/// Removes underscores, which are valid between digits, and between `0x` and a digit.
 fn without_underscores(text: &str) -> Option<String> {
-    let bytes = text.as_bytes();
-    let is_digit = |at: Option<usize>| {
-        at.and_then(|at| bytes.get(at))
-            .is_some_and(|b| b.is_ascii_hexdigit())
+    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let hexadecimal = unsigned.strip_prefix("0x").or(unsigned.strip_prefix("0X"));
+    let is_digit = |b: u8| match hexadecimal {
+        Some(_) => b.is_ascii_hexdigit(),
+        None => b.is_ascii_digit(),
     };
-    let between = |at: usize| is_digit(at.checked_sub(1)) && is_digit(Some(at + 1));
-    let valid = bytes
-        .iter()
-        .enumerate()
-        .all(|(at, b)| *b != b'_' || between(at));
-    valid.then(|| text.replace('_', ""))
+    // The prefix counts as a digit.
+    let mut after_digit = hexadecimal.is_some();
+    let mut after_underscore = false;
+    for b in hexadecimal.unwrap_or(unsigned).bytes() {
+        if (b == b'_' && !after_digit) || (after_underscore && !is_digit(b)) {
+            return None;
+        }
+        (after_digit, after_underscore) = (is_digit(b), b == b'_');
+    }
+    (!after_underscore).then(|| text.replace('_', ""))
 }
 
-/// `1.8p3`: the exponent is required, as in C.
+/// `1.8p3`, without its sign and in lower case: the exponent is required, as in C.
 fn parse_hexadecimal(text: &str) -> Option<f64> {
-    let (mantissa, exponent) = text.split_once('p')?;
-    let exponent: i32 = exponent.parse().ok()?;
-    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-    if whole.is_empty() && fraction.is_empty() {
+    const MAX_EXPONENT: i64 = 1 << 32;
+    let (digits, exponent) = text.split_once('p')?;
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    let power = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
+    let empty = whole.is_empty() && fraction.is_empty();
+    if empty || power.is_empty() || !power.bytes().all(|b| b.is_ascii_digit()) {
         return None;
     }
-    let mut value = 0.0_f64;
+    // A number of more digits is too large in any case.
+    let power = power.parse().unwrap_or(MAX_EXPONENT).min(MAX_EXPONENT);
+    let mut scale = if exponent.starts_with('-') {
+        -power
+    } else {
+        power
+    };
+    scale -= 4 * fraction.len() as i64;
+    let (mut value, mut rest) = (0_u64, false);
     for digit in whole.chars().chain(fraction.chars()) {
-        value = value * 16.0 + f64::from(digit.to_digit(16)?);
+        let digit = u64::from(digit.to_digit(16)?);
+        if value < 1 << 56 {
+            value = value << 4 | digit;
+        } else {
+            rest |= digit != 0;
+            scale += 4;
+        }
     }
-    let value = value * 2.0_f64.powi(exponent - 4 * fraction.len() as i32);
-    value.is_finite().then_some(value)
+    scaled(value, rest, scale)
+}
+
+/// The double nearest to `value × 2^scale`, even in doubt; `rest` if the exact value is a little larger. `None` if it is
+/// too large.
+fn scaled(value: u64, rest: bool, scale: i64) -> Option<f64> {
+    const FRACTION_BITS: i64 = 52;
+    const LOWEST: i64 = -1074;
+    if value == 0 {
+        return Some(0.0);
+    }
+    let leading = scale + i64::from(value.ilog2());
+    // Of the last bit of the result.
+    let unit = (leading - FRACTION_BITS).max(LOWEST);
+    let shift = unit - scale;
+    let kept = if shift <= 0 {
+        value << -shift
+    } else if shift > 64 {
+        0
+    } else {
+        let wide = u128::from(value);
+        let (kept, lost) = (wide >> shift, wide & ((1 << shift) - 1));
+        let half = 1_u128 << (shift - 1);
+        let up = lost > half || (lost == half && (rest || kept & 1 == 1));
+        kept as u64 + u64::from(up)
+    };
+    // A carry into the next power of two increases the exponent.
+    let exponent = u64::try_from(unit - LOWEST).ok()?;
+    let bits = (exponent << FRACTION_BITS).checked_add(kept)?;
+    Some(f64::from_bits(bits)).filter(|value| exponent < 2046 && value.is_finite())
 }
 
 /// The shortest text that parses to the same double, with an exponent below 1e-4 and from 1e6 on.

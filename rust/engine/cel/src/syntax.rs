@@ -10,7 +10,7 @@ use crate::macros;
 use crate::value::Value;
 
 /// The maximum depth in Kubernetes' parser, of nested expressions and of nested operators, fields and calls.
-const MAX_DEPTH: u16 = 250;
+pub(crate) const MAX_DEPTH: u16 = 250;
 
 /// The maximum number of nested `!` and `-`. Kubernetes has no limit; here they use stack space.
 const MAX_UNARY_OPERATORS: u16 = 500;

@@ -7,12 +7,13 @@ use super::report::{DeviceReport, Rejection};
 use super::{Evaluation, hint};
 use crate::capacity::{self, Names, Shortfall};
 use crate::constraints::{Constraint, look_up};
-use crate::gates::OPTIONAL_NODE_OPERATIONS;
+use crate::gates::{Gates, OPTIONAL_NODE_OPERATIONS};
 use crate::in_use::{Holder, Use};
 use crate::node::{device_is_usable_on, has_per_device_node_selection};
 use crate::plan::{CandidateSet, Task};
 use crate::pools::{Candidate, Pool};
 use crate::selectors::{Failure, SelectorResult};
+use crate::value_set::ValueSet;
 
 impl<'a> Evaluation<'_, 'a> {
     /// All reasons against the device, individually.
@@ -35,7 +36,8 @@ impl<'a> Evaluation<'_, 'a> {
         rejections.extend(taint(task, &candidate));
         rejections.extend(self.counters(&candidate, used));
         rejections.extend(self.capacity(task, &candidate, used));
-        rejections.extend(missing_attributes(&candidate, constraints));
+        let gates = self.candidate_set.gates;
+        rejections.extend(missing_attributes(&candidate, constraints, gates));
         let id = candidate.id();
         DeviceReport {
             driver: id.driver.to_owned(),
@@ -85,16 +87,24 @@ pub(super) fn unusable_devices(pool: &Pool<'_>) -> Vec<DeviceReport> {
 fn missing_attributes<'a>(
     candidate: &Candidate<'a>,
     constraints: &[Constraint<'a>],
+    gates: Gates,
 ) -> impl Iterator<Item = Rejection> {
-    constraints
-        .iter()
-        .map(|constraint| constraint.attribute)
-        .filter(|attribute| look_up(candidate.device, candidate.id(), attribute).is_none())
-        .map(|attribute| Rejection::Constraint {
+    let missing = |attribute: &str| match look_up(candidate.device, candidate.id(), attribute) {
+        None => Some("no attribute"),
+        Some(value) if gates.list_attributes && ValueSet::of(value).is_none() => {
+            Some("no value in the attribute")
+        }
+        Some(_) => None,
+    };
+    constraints.iter().filter_map(move |constraint| {
+        let attribute = constraint.attribute;
+        let what = missing(attribute)?;
+        Some(Rejection::Constraint {
             attribute: attribute.to_owned(),
             value: None,
-            message: format!("it has no attribute {attribute}, which a constraint compares"),
+            message: format!("it has {what} {attribute}, which a constraint compares"),
         })
+    })
 }
 
 fn selectors<'a>(

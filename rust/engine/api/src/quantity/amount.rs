@@ -68,6 +68,22 @@ impl Amount {
         }
     }
 
+    /// The difference; `Small` if both are `Small` and it fits into an int64. The lowest int64 is then subtracted as if it
+    /// were added, as in apimachinery.
+    pub(super) fn sub(&self, other: &Self) -> Self {
+        if let (Self::Small { value: a, scale: p }, Self::Small { value: b, scale: q }) =
+            (self, other)
+            && let Some(difference) = add_small((*a, *p), (b.wrapping_neg(), *q))
+        {
+            return difference;
+        }
+        let scale = self.scale().min(other.scale());
+        Self::Big {
+            value: self.units(scale) - other.units(scale),
+            scale,
+        }
+    }
+
     /// The value as a multiple of `10^scale`; `scale` must not exceed the amount's scale.
     fn units(&self, scale: i32) -> BigInt {
         self.to_big() * power_of_ten(self.scale().abs_diff(scale))

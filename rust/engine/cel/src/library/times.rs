@@ -91,10 +91,12 @@ fn offset(zone: &str) -> Result<i64, Fault> {
     let (hours, minutes) = zone.split_once(':').ok_or_else(unknown)?;
     let hours: i64 = hours.parse().map_err(|_| unknown())?;
     let minutes: i64 = minutes.parse().map_err(|_| unknown())?;
-    Ok(60
-        * if zone.starts_with('-') {
-            hours * 60 - minutes
-        } else {
-            hours * 60 + minutes
-        })
+    let hours = hours.wrapping_mul(60);
+    let minutes = if zone.starts_with('-') {
+        hours.wrapping_sub(minutes)
+    } else {
+        hours.wrapping_add(minutes)
+    };
+    // Kubernetes computes with nanoseconds in 64 bits, which wrap.
+    Ok(time::seconds(minutes.wrapping_mul(60_000_000_000)) as i64)
 }

@@ -12,13 +12,15 @@ mod classes;
 /// The maximum number of repetitions, and of the product of nested repetitions.
 const MAX_REPEAT: u64 = 1000;
 
+/// The class of no character.
+const NONE: &str = "[^\\x{0}-\\x{10FFFF}]";
+
 /// Translates a pattern. The error is a message.
 pub(super) fn translate(pattern: &str) -> Result<String, String> {
     let mut translator = Translator {
         rest: pattern.chars().peekable(),
         out: String::with_capacity(pattern.len() + 8),
         groups: vec![Group::default()],
-        names: Vec::new(),
     };
     translator.run()?;
     Ok(translator.out)
@@ -39,7 +41,6 @@ struct Translator<'p> {
     rest: Peekable<Chars<'p>>,
     out: String,
     groups: Vec<Group>,
-    names: Vec<String>,
 }
 
 impl Translator<'_> {
@@ -170,13 +171,9 @@ impl Translator<'_> {
         };
         self.rest.by_ref().take(named).for_each(drop);
         let name: String = self.rest.by_ref().take_while(|c| *c != '>').collect();
-        if name.is_empty()
-            || !name.chars().all(|c| c == '_' || c.is_ascii_alphanumeric())
-            || self.names.contains(&name)
-        {
-            return Err(format!("{name:?} is not a valid new name of a group"));
+        if name.is_empty() || !name.chars().all(|c| c == '_' || c.is_ascii_alphanumeric()) {
+            return Err(format!("{name:?} is not a valid name of a group"));
         }
-        self.names.push(name);
         self.out.push('(');
         self.groups.push(Group::default());
         Ok(())
@@ -237,8 +234,8 @@ impl Translator<'_> {
                 } else if let Some(class) = self.unicode_class()? {
                     self.out.push_str(&class);
                 } else {
-                    let c = self.escaped_char()?;
-                    push_literal(&mut self.out, c);
+                    let code = self.escaped_code()?;
+                    push_code(&mut self.out, code);
                 }
             }
         }
@@ -256,8 +253,8 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// The character of an escape sequence.
-    fn escaped_char(&mut self) -> Result<char, String> {
+    /// The code point of an escape sequence, which may be a surrogate.
+    fn escaped_code(&mut self) -> Result<u32, String> {
         let c = self
             .rest
             .next()
@@ -285,7 +282,9 @@ impl Translator<'_> {
             c if c.is_ascii() && !c.is_ascii_alphanumeric() => c as u32,
             _ => return Err(unknown()),
         };
-        char::from_u32(code).ok_or_else(unknown)
+        Some(code)
+            .filter(|code| *code <= char::MAX as u32)
+            .ok_or_else(unknown)
     }
 
     fn hexadecimal(&mut self) -> Option<u32> {
@@ -305,6 +304,13 @@ impl Translator<'_> {
         };
         let valid = !digits.is_empty() && digits.chars().all(|c| c.is_ascii_hexdigit());
         u32::from_str_radix(&digits, 16).ok().filter(|_| valid)
+    }
+}
+
+fn push_code(out: &mut String, code: u32) {
+    match char::from_u32(code) {
+        Some(c) => push_literal(out, c),
+        None => out.push_str(NONE),
     }
 }
 

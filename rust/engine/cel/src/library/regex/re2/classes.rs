@@ -2,7 +2,12 @@
 
 use std::fmt::Write;
 
-use super::{Translator, push_literal};
+use super::{NONE, Translator, push_code, push_literal};
+
+mod names;
+
+/// The class of every character.
+const ANY: &str = "[\\x{0}-\\x{10FFFF}]";
 
 impl Translator<'_> {
     /// The content of the class of `\d`, `\s` and `\w`, ASCII only.
@@ -39,14 +44,17 @@ impl Translator<'_> {
         let (negated, name) = name
             .strip_prefix('^')
             .map_or((false, name.as_str()), |name| (true, name));
-        let plain = name
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | ' ' | '-'));
-        if !plain || is_property(name) {
+        let plain = name.replace(['_', '-', ' '], "").to_ascii_lowercase();
+        if !names::NAMES.contains(&plain.as_str()) {
             return Err(format!("{name:?} is not the name of a class"));
         }
-        let kind = if negated == (kind == 'p') { 'P' } else { 'p' };
-        Ok(Some(format!("\\{kind}{{{name}}}")))
+        let excluded = negated == (kind == 'p');
+        Ok(Some(match plain.as_str() {
+            // Text has no surrogates, and the crate no class for them.
+            "cs" | "surrogate" if excluded => ANY.to_owned(),
+            "cs" | "surrogate" => NONE.to_owned(),
+            name => format!("\\{}{{{name}}}", if excluded { 'P' } else { 'p' }),
+        }))
     }
 
     pub(super) fn class(&mut self) -> Result<(), String> {
@@ -79,28 +87,43 @@ impl Translator<'_> {
                 }
                 self.rest = ahead;
             }
-            let low = self.class_char()?;
+            let low = self.class_code()?;
             let mut ahead = self.rest.clone();
             let is_range = ahead.next() == Some('-') && ahead.peek().is_some_and(|c| *c != ']');
-            push_literal(&mut self.out, low);
-            if is_range {
-                self.rest.next();
-                let high = self.class_char()?;
-                if high < low {
-                    return Err(format!("the range {low}-{high} runs backwards"));
-                }
-                self.out.push('-');
-                push_literal(&mut self.out, high);
+            if !is_range {
+                push_code(&mut self.out, low);
+                continue;
             }
+            self.rest.next();
+            let high = self.class_code()?;
+            if high < low {
+                return Err(format!(
+                    "the range from U+{low:04X} to U+{high:04X} runs backwards"
+                ));
+            }
+            self.range(low, high);
         }
     }
 
-    fn class_char(&mut self) -> Result<char, String> {
+    fn class_code(&mut self) -> Result<u32, String> {
         match self.rest.next() {
-            Some('\\') => self.escaped_char(),
-            Some(c) => Ok(c),
+            Some('\\') => self.escaped_code(),
+            Some(c) => Ok(c as u32),
             None => Err("a ] is missing".to_owned()),
         }
+    }
+
+    /// A range of code points, without the surrogates at its ends, which text cannot contain.
+    fn range(&mut self, low: u32, high: u32) {
+        let first = char::from_u32(low).unwrap_or('\u{E000}');
+        let last = char::from_u32(high).unwrap_or('\u{D7FF}');
+        if last < first {
+            self.out.push_str(NONE);
+            return;
+        }
+        push_literal(&mut self.out, first);
+        self.out.push('-');
+        push_literal(&mut self.out, last);
     }
 
     /// `[:alpha:]` and `[:^alpha:]`.
@@ -124,56 +147,4 @@ impl Translator<'_> {
         self.rest.by_ref().take(name.len() + 4).for_each(drop);
         Ok(true)
     }
-}
-
-/// Whether the name is a property of the crate that RE2 does not support.
-fn is_property(name: &str) -> bool {
-    let plain: String = name
-        .chars()
-        .filter(char::is_ascii_alphanumeric)
-        .collect::<String>()
-        .to_ascii_lowercase();
-    [
-        "alphabetic",
-        "alpha",
-        "lowercase",
-        "lower",
-        "uppercase",
-        "upper",
-        "whitespace",
-        "wspace",
-        "space",
-        "ascii",
-        "assigned",
-        "cased",
-        "dash",
-        "emoji",
-        "hexdigit",
-        "asciihexdigit",
-        "idstart",
-        "idcontinue",
-        "xidstart",
-        "xidcontinue",
-        "ideographic",
-        "math",
-        "numeric",
-        "graph",
-        "print",
-        "word",
-        "joincontrol",
-        "noncharactercodepoint",
-        "patternwhitespace",
-        "quotationmark",
-        "radical",
-        "softdotted",
-        "unifiedideograph",
-        "variationselector",
-        "defaultignorablecodepoint",
-        "deprecated",
-        "diacritic",
-        "extender",
-        "graphemebase",
-        "graphemeextend",
-    ]
-    .contains(&plain.as_str())
 }
