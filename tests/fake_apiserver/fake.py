@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from eventually import eventually
 from fake_apiserver.faults import Action, Fault, Faults
+from fake_apiserver.foreign_text import PLACE
 from fake_apiserver.store import Object, RefusedError, Store
 
 Predicate = Callable[[Object], bool]
@@ -58,6 +59,8 @@ class FakeApi:
         self.requests: list[Seen] = []
         self.tokens: set[str] | None = None
         """Accepted bearer tokens; None: all."""
+        self.foreign: bytes = b"{}"
+        """The JSON text in the place of each value `foreign_text.PLACE`."""
         self.bookmark_every = 60.0
         """Seconds."""
         self.longest_watch = 3600.0
@@ -449,7 +452,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def _event(self, type_: str, document: Object) -> None:
-        line = json.dumps({"type": type_, "object": document}).encode() + b"\n"
+        line = self._encoded({"type": type_, "object": document}) + b"\n"
         self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
         self.wfile.flush()
 
@@ -463,7 +466,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._json(code, _status(code, reason, message, name))
 
     def _json(self, code: int, document: Object) -> None:
-        self._send(code, json.dumps(document).encode(), "application/json", {})
+        self._send(code, self._encoded(document), "application/json", {})
+
+    def _encoded(self, document: Object) -> bytes:
+        return json.dumps(document).encode().replace(f'"{PLACE}"'.encode(), self.server.api.foreign)
 
     def _send(self, code: int, body: bytes, content_type: str, headers: dict[str, str]) -> None:
         self.send_response(code)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable
 from typing import Any
 
-from dra_agent.printable import is_printable, json_printable
+from dra_agent.printable import is_printable, json_printable, printable
 
 FORMATS = ("table", "wide", "name", "json", "yaml")
 CDI = "cdi"
@@ -86,6 +87,12 @@ def emit(value: Any, output: str, *, stream: bool = False) -> None:
         if stream:
             text = f"---\n{text}"
     print(text)
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print on standard error what a list of objects lacks: its formats have no place for it."""
+    for note in notes:
+        print(printable(f"note: {note}", line=True), file=sys.stderr)
 
 
 def rounded(quantity: str) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -12,12 +13,14 @@ from typing import NamedTuple, Self
 import msgspec
 
 from dra_agent.api_object import Object
-from dra_agent.json_decode import decode_json
 from dra_agent.kube_client.config import load_client_config
 from dra_agent.kube_client.credentials import Credentials
 from dra_agent.kube_client.errors import GoneError, InvalidObjectError, UnavailableError, error_for_status
 from dra_agent.kube_client.http import HttpTransport, Request
 from dra_agent.kube_client.kinds import Kind
+from dra_agent.kube_client.response import Event, Page, bounded, decode_event, decode_page
+
+log = logging.getLogger(__name__)
 
 PAGE_ITEMS = 500
 """Objects per page of a list, as in kubectl."""
@@ -37,6 +40,8 @@ class ObjectList(NamedTuple):
 
     items: list[Object]
     resource_version: str
+    notes: Sequence[str] = ()
+    """Objects that `items` lacks because they cannot be read, and parts that are not read; of many the first."""
 
 
 class WatchEvent(NamedTuple):
@@ -51,21 +56,6 @@ class WatchCursor:
 
     def __init__(self, resource_version: str) -> None:
         self.resource_version = resource_version
-
-
-class _ListMeta(msgspec.Struct, rename="camel"):
-    resource_version: str = ""
-    next_page: str = msgspec.field(name="continue", default="")
-
-
-class _Page(msgspec.Struct):
-    metadata: _ListMeta = msgspec.field(default_factory=_ListMeta)
-    items: list[Object] | None = None
-
-
-class _Raw(msgspec.Struct):
-    type: str
-    object: Object
 
 
 class ApiClient:
@@ -123,29 +113,33 @@ class ApiClient:
     ) -> ObjectList:
         """Read all objects that the selectors choose, page by page; in all namespaces where none is named.
 
-        More than `max_items` are an InvalidObjectError, and no further page is read.
+        More than `max_items` are an InvalidObjectError, and no further page is read. An object that cannot be read is
+        in the notes only.
         """
         params = {**_selectors(fields, labels), "limit": str(PAGE_ITEMS)}
         items: list[Object] = []
+        notes: list[str] = []
         while True:
             try:
                 request = Request("GET", kind.path(namespace), params)
-                page = self._page(await self._http.json(request, timeout=LIST_TIMEOUT_S), request)
+                page = self._page(await self._http.body(request, timeout=LIST_TIMEOUT_S), kind, request)
             except GoneError:
                 if "continue" not in params:
                     raise
                 # The pages' version is too old by now: list again, without pages.
                 items.clear()
+                notes.clear()
                 params = _selectors(fields, labels)
                 continue
             # Items of a list have no kind and apiVersion.
-            items += (_typed(kind, item) for item in page.items or ())
+            items += (_typed(kind, item) for item in page.items)
+            notes += page.notes
             if max_items is not None and len(items) > max_items:
                 where = f"API server {self.address}: list {request.path}"
                 raise InvalidObjectError(f"there are more than {max_items} objects", where=where)
-            if not page.metadata.next_page:
-                return ObjectList(items, page.metadata.resource_version)
-            params["continue"] = page.metadata.next_page
+            if not page.next_page:
+                return ObjectList(items, page.resource_version, bounded(notes, kind.kind))
+            params["continue"] = page.next_page
 
     async def watch(
         self,
@@ -161,6 +155,7 @@ class ApiClient:
         The server ends a watch from time to time; it is resumed without a gap. Raises GoneError if that is
         too long ago (list again then); UnavailableError where the connection breaks. A WatchCursor is advanced, so
         that another watch can continue after such an error. `opened` is called when the server has accepted the watch.
+        An object that cannot be read is logged, and counts as deleted: a list does not have it either.
         """
         empty = 0
         cursor = resource_version if isinstance(resource_version, WatchCursor) else WatchCursor(resource_version)
@@ -184,31 +179,34 @@ class ApiClient:
                     version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
                     if isinstance(version, str) and version:
                         cursor.resource_version = version
-                    if event.type != "BOOKMARK":
-                        yield event
+                    if event.problem:
+                        log.warning("an object cannot be read, and counts as deleted", extra={"reason": event.problem})
+                        yield WatchEvent("DELETED", _typed(kind, event.object))
+                    elif event.type != "BOOKMARK":
+                        yield WatchEvent(event.type, event.object)
             empty = 0 if came or time.monotonic() - began >= 1.0 else empty + 1
             if empty == MAX_EMPTY_WATCHES:
                 raise UnavailableError(
                     "watches end as soon as they start", where=f"API server {self.address}: watch {request.path}"
                 )
 
-    def _page(self, document: Object, request: Request) -> _Page:
+    def _page(self, text: bytes, kind: Kind, request: Request) -> Page:
+        where = f"API server {self.address}: list {request.path}"
         try:
-            return msgspec.convert(document, _Page)
-        except msgspec.ValidationError as error:
-            where = f"API server {self.address}: list {request.path}"
+            return decode_page(text, kind.kind)
+        except msgspec.DecodeError as error:
             raise UnavailableError(f"the response is not a list: {error}", where=where) from error
 
-    def _event(self, line: bytes, request: Request) -> WatchEvent:
+    def _event(self, line: bytes, request: Request) -> Event:
         where = f"API server {self.address}: watch {request.path}"
         try:
-            raw = decode_json(line, type=_Raw)
+            event = decode_event(line)
         except msgspec.DecodeError as error:
             raise UnavailableError(f"the watch returned an unknown message: {error}", where=where) from error
-        if raw.type == "ERROR":
-            status = raw.object.get("code") or HTTPStatus.INTERNAL_SERVER_ERROR
-            raise error_for_status(status, str(raw.object.get("message") or "the watch failed"), where=where)
-        return WatchEvent(raw.type, raw.object)
+        if event.type == "ERROR":
+            status = event.object.get("code") or HTTPStatus.INTERNAL_SERVER_ERROR
+            raise error_for_status(status, str(event.object.get("message") or "the watch failed"), where=where)
+        return event
 
     async def create(
         self,

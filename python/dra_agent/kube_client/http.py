@@ -26,6 +26,7 @@ from dra_agent.kube_client.errors import (
     status_message,
 )
 from dra_agent.kube_client.request_rate import RequestRate
+from dra_agent.kube_client.response import decode_object
 from dra_agent.kube_client.slots import MAX_REQUESTS, RequestSlots
 from dra_agent.kube_client.thread_reads import ThreadReads
 
@@ -92,7 +93,11 @@ class HttpTransport:
         return self._credentials.config.server
 
     async def json(self, request: Request, *, timeout: float | None = None) -> dict[str, Any]:
-        """Send a request and return the object of the response. Raises the errors of `kube_client.errors`.
+        """Send a request and return the object of the response, with the limits and errors of `body`."""
+        return _object(await self.body(request, timeout=timeout), self._where(request))
+
+    async def body(self, request: Request, *, timeout: float | None = None) -> bytes:
+        """Send a request and return the JSON text of the response. Raises the errors of `kube_client.errors`.
 
         `timeout` bounds all of it, the wait for a free connection included.
         """
@@ -107,14 +112,13 @@ class HttpTransport:
                 await self._slots.acquire(resource)
                 running = True
                 async with self._response(request) as connection:
-                    data = await _read_body(connection, where)
+                    return await _read_body(connection, where)
         except TimeoutError as error:
             message = "" if running else f": waited for {waits_for()}"
             raise UnavailableError(f"no response within {limit:g} s{message}", where=where) from error
         finally:
             if running:
                 self._slots.release(resource)
-        return _object(data, where)
 
     async def _delay(self, seconds: float) -> None:
         self._delayed += 1
@@ -383,7 +387,7 @@ async def _foreign(connection: Connection, status: int, headers: dict[str, str],
 
 def _object(data: bytes, where: str) -> dict[str, Any]:
     try:
-        document = decode_json(data)
+        document = decode_object(data)
     except msgspec.DecodeError as error:
         raise UnavailableError(f"the response is not JSON: {_excerpt(data)}", where=where) from error
     if not isinstance(document, dict):

@@ -99,6 +99,8 @@ class Reflector(ABC):
         """List once; return the version from which to watch. Called before the next write if a response was lost."""
         async with self._listing:
             found = await self._api.list(self._kind, fields=self._fields)
+            for note in found.notes:
+                log.warning(f"the list of {self._subject} is incomplete", extra={"reason": note})
             self.store_list(found)
         return found.resource_version
 

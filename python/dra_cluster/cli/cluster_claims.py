@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 def print_cluster(args: argparse.Namespace, *, namespace: str | None, node: str | None = None) -> int:
     """Print the claims that are allocated in a cluster; None is every namespace, and every node."""
     from dra_agent.cli.connection import call_cluster
+    from dra_agent.cli.output import print_notes
     from dra_agent.cli.table import Rows
     from dra_agent.kube_client import RESOURCE_CLAIMS
 
     async def listed(api: ApiClient) -> list[Object]:
-        return (await api.list(RESOURCE_CLAIMS, namespace=namespace)).items
+        found = await api.list(RESOURCE_CLAIMS, namespace=namespace)
+        print_notes(found.notes)
+        return found.items
 
     def fetch() -> list[Item]:
         return sorted(

@@ -10,12 +10,14 @@ from dra_agent import garbage_collection
 from dra_agent.api_object import Object
 from dra_agent.errors import PermanentError, UsageError
 from dra_agent.explain.printed_object import RESOURCE_KINDS, checked
+from dra_agent.kube_client.response import may_be_about
 from dra_agent.manifests import LoadedObject
 from dra_cluster.explain.dump import read_dump
 from dra_cluster.explain.pod_check import mistakes_of
 from dra_cluster.explain.snapshot import WORKLOADS, Snapshot
 from dra_cluster.explain.workloads import COMPOSITE, POD_GROUP, check_group, pod_sets
 
+_KINDS = {"claim": "ResourceClaim", "template": "ResourceClaimTemplate", "pod": "Pod"}
 CLAIM_KINDS = ("ResourceClaim", "ResourceClaimTemplate")
 USER_KINDS = (*CLAIM_KINDS, "Pod", *(kind for kind in WORKLOADS if kind != COMPOSITE))
 
@@ -114,8 +116,10 @@ def missing(args: argparse.Namespace, snapshot: Snapshot, kind: str, name: str) 
 
     It is wrong use only if the object is known not to exist.
     """
-    notes = "; ".join(note for note in snapshot.notes if f"{kind}s" in note)
-    family = PermanentError if any(one.endswith(f"{kind}s") for one in snapshot.unreadable) else UsageError
+    damaged = [note for note in snapshot.notes if may_be_about(note, _KINDS.get(kind, kind), snapshot.namespace, name)]
+    notes = "; ".join([*(note for note in snapshot.notes if f"{kind}s" in note and note not in damaged), *damaged])
+    is_unknown = damaged or any(one.endswith(f"{kind}s") for one in snapshot.unreadable)
+    family = PermanentError if is_unknown else UsageError
     return family(
         f"there is no {kind} {name} in namespace {snapshot.namespace}"
         + (f" that can be read: {notes}" if notes else ""),

@@ -85,22 +85,24 @@ def print_topology(args: argparse.Namespace, node: str) -> int:
 def _read(args: argparse.Namespace, node: str | None) -> _Cluster:
     """Read nodes, slices and held devices; raises UsageError for a node that does not exist."""
     from dra_agent.cli.connection import call_cluster
+    from dra_agent.cli.output import print_notes
     from dra_agent.errors import UsageError
-    from dra_agent.kube_client import NODES, RESOURCE_CLAIMS, RESOURCE_SLICES, NotFoundError
+    from dra_agent.kube_client import NODES, RESOURCE_CLAIMS, RESOURCE_SLICES, NotFoundError, ObjectList
     from dra_cluster.cli.cluster_claims import allocated_devices
 
     async def read(api: ApiClient) -> _Cluster:
         import asyncio
 
-        async def nodes() -> list[Object]:
-            return (await api.list(NODES)).items if node is None else [await api.get(NODES, node)]
+        async def nodes() -> ObjectList:
+            return await api.list(NODES) if node is None else ObjectList([await api.get(NODES, node)], "")
 
         fields = {} if node is None else {"spec.nodeName": node}
         found, slices, claims = await asyncio.gather(
             nodes(), api.list(RESOURCE_SLICES, fields=fields), api.list(RESOURCE_CLAIMS)
         )
         held = [row for claim in claims.items for row in allocated_devices(claim) if node in (None, row["node"])]
-        return _Cluster(found, newest(slices.items), held)
+        print_notes([*found.notes, *slices.notes, *claims.notes])
+        return _Cluster(found.items, newest(slices.items), held)
 
     try:
         return call_cluster(args, read)

@@ -97,7 +97,7 @@ async def _read(api: ApiClient, node: str) -> tuple[list[Slice], str]:
             except ForbiddenError:
                 unknown = ", and whether the node exists is not known without permission to get nodes"
             try:
-                found = (await api.list(RESOURCE_SLICES, fields={"spec.nodeName": node}, max_items=MAX_SLICES)).items
+                listed = await api.list(RESOURCE_SLICES, fields={"spec.nodeName": node}, max_items=MAX_SLICES)
             except ForbiddenError as error:
                 raise PermanentError(
                     f"the slices of node {node} cannot be listed: {error.message}",
@@ -106,8 +106,10 @@ async def _read(api: ApiClient, node: str) -> tuple[list[Slice], str]:
                 ) from error
     except TimeoutError:
         raise RetryableError(f"the API server did not respond within {READ_TIMEOUT_S:.0f} s") from None
+    if listed.notes:
+        raise PermanentError("; ".join(listed.notes), where=f"the slices of node {node}")
     # Again, for a server that ignores the selector.
-    return [entry for entry in map(_checked, found) if _spec(entry).get("nodeName") == node], unknown
+    return [entry for entry in map(_checked, listed.items) if _spec(entry).get("nodeName") == node], unknown
 
 
 def _checked(entry: Slice) -> Slice:

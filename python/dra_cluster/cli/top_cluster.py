@@ -49,21 +49,23 @@ async def _read(
     from dra_cluster.cli.top_endpoints import AGENT_NAMES, NAME_LABEL, find_endpoints, ignored_note, read_endpoints
 
     ignored: list[str] = []
+    unread: list[str] = []
     if endpoints is None:
         namespaces = args.agent_namespace or [DEFAULT_NAMESPACE]
-        endpoints, ignored = await find_endpoints(api, namespaces, args.node, direct=args.direct, access=access)
+        found = await find_endpoints(api, namespaces, args.node, direct=args.direct, access=access)
+        endpoints, ignored, unread = found
         if not endpoints:
             raise PermanentError(
                 "no pod of an agent was found",
                 where=f"pods of a DaemonSet with {NAME_LABEL} {' or '.join(AGENT_NAMES)}"
                 f" in namespace {' or '.join(namespaces)}" + (f" on node {args.node}" if args.node else ""),
-                hint="; ".join([*ignored_note(ignored), _OTHER_AGENTS]),
+                hint="; ".join([*ignored_note(ignored), *unread, _OTHER_AGENTS]),
             )
     drivers = {endpoint.driver for endpoint in endpoints if endpoint.driver}
     (rows, notes), readings = await asyncio.gather(
         _claims(api, args.node, drivers), read_endpoints(api, endpoints, access)
     )
-    return merged(readings, rows, [*ignored_note(ignored), *notes])
+    return merged(readings, rows, [*ignored_note(ignored), *unread, *notes])
 
 
 async def _claims(api: ApiClient, node: str | None, drivers: Collection[str]) -> tuple[list[Item], list[str]]:
@@ -76,11 +78,12 @@ async def _claims(api: ApiClient, node: str | None, drivers: Collection[str]) ->
     from dra_cluster.cli.cluster_claims import allocated_devices
 
     try:
-        claims = (await api.list(RESOURCE_CLAIMS)).items
+        claims = await api.list(RESOURCE_CLAIMS)
     except AgentError as error:
         return [], [f"claims are not known: {error.message}"]
-    rows = (row for claim in claims for row in allocated_devices(claim))
-    return [row for row in rows if node in (None, row["node"]) and (not drivers or row["driver"] in drivers)], []
+    rows = (row for claim in claims.items for row in allocated_devices(claim))
+    own = [row for row in rows if node in (None, row["node"]) and (not drivers or row["driver"] in drivers)]
+    return own, [*claims.notes]
 
 
 def merged(readings: Sequence[Reading], rows: Sequence[Item] = (), notes: Sequence[str] = ()) -> Shown:

@@ -71,6 +71,8 @@ class Found(NamedTuple):
     """By node."""
     ignored: list[str]
     """Pods, as NAMESPACE/NAME, that have the labels and no DaemonSet."""
+    notes: list[str]
+    """Pods that cannot be read."""
 
 
 class Reading(NamedTuple):
@@ -146,7 +148,7 @@ async def find_endpoints(
             for name in AGENT_NAMES
         )
     )
-    found = Found([], [])
+    found = Found([], [], [note for pods in lists for note in pods.notes])
     for pod in (pod for pods in lists for pod in pods.items):
         endpoint = _endpoint(pod, direct=direct, access=access)
         if endpoint is None:

@@ -42,7 +42,7 @@ async def read_cluster(api: ApiClient) -> Snapshot:
         listed(RESOURCE_SLICES, "which devices there are is not known"),
         listed(DEVICE_CLASSES, "classes are not known"),
         listed(RESOURCE_CLAIMS, "claims are not known"),
-        taint_rules(api),
+        taint_rules(api, found.notes),
         read_version(api, found.notes),
     )
     found.slices = None if slices is None else tainted(slices, rules, found.classes, found.notes)
@@ -55,8 +55,8 @@ async def within(api: ApiClient, cluster: Snapshot, namespace: str) -> Snapshot:
     notes: list[str] = []
     pods, quotas, groups, namespace_object = await asyncio.gather(
         allowed(api.list(PODS, namespace=namespace), f"cannot list pods in namespace {namespace}", "", notes),
-        allowed(api.list(RESOURCE_QUOTAS, namespace=namespace), "", "", []),
-        allowed(api.list(POD_GROUPS, namespace=namespace), "", "", []),
+        allowed(api.list(RESOURCE_QUOTAS, namespace=namespace), "", "", [], unread=notes),
+        allowed(api.list(POD_GROUPS, namespace=namespace), "", "", [], unread=notes),
         allowed(api.get(NAMESPACES, namespace), "", "", []),
     )
     return replace(

@@ -41,13 +41,13 @@ async def read_workloads(api: ApiClient, namespace: str) -> Workloads:
     """Read the Workloads; raises RetryableError if the server does not respond."""
     for kind in VERSIONS:
         try:
-            objects = (await api.list(kind, namespace=namespace, max_items=MAX_WORKLOADS)).items
+            found = await api.list(kind, namespace=namespace, max_items=MAX_WORKLOADS)
         except NotFoundError:
             continue  # This version of the kind.
         except (ForbiddenError, InvalidObjectError) as error:
             return Workloads(unknown=f"cannot list workloads of Kueue in namespace {namespace}: {error.message}")
-        readable, unreadable = [], []
-        for one in objects:
+        readable, unreadable = [], [*found.notes]
+        for one in found.items:
             if misfit := first_misfit(WORKLOAD, one):
                 unreadable.append(f"a {WORKLOAD} of Kueue cannot be read: {misfit[0]} is not {misfit[1]}")
             else:

@@ -143,9 +143,8 @@ async def read(
 
     async def listed(kind: Kind, so: str, *, within: str | None = None, optional: bool = False) -> list[Object] | None:
         where = f"{kind.plural}{f' in namespace {within}' if within else ''}"
-        got = await allowed(
-            api.list(kind, namespace=within), f"cannot list {where}", so, [] if optional else found.notes
-        )
+        call, skipped = api.list(kind, namespace=within), [] if optional else found.notes
+        got = await allowed(call, f"cannot list {where}", so, skipped, unread=found.notes)
         return None if got is None else got.items
 
     async def one(kind: Kind) -> list[Object]:
@@ -193,7 +192,7 @@ async def read(
         listed(PODS, "which pods use a claim is known from the claim only", within=namespace),
         listed(NODES, "labels, taints and nodes without devices are not known"),
         listed(RESOURCE_QUOTAS, "quotas are not checked", within=namespace),
-        taint_rules(api),
+        taint_rules(api, found.notes),
         listed(POD_GROUPS, "which pod groups it has is not known", within=namespace, optional=workload != COMPOSITE),
         allowed(
             api.get(NAMESPACES, namespace), f"cannot get namespace {namespace}", "its labels are not known", found.notes
@@ -273,10 +272,23 @@ async def _placed_pods(api: ApiClient, resources: Sequence[str], notes: list[str
     ]
 
 
-async def allowed(call: Awaitable[ObjectList] | Awaitable[Object], operation: str, so: str, notes: list[str]) -> Any:
-    """Return the result of a read; None, with a note, where it is not permitted or there is no such object."""
+async def allowed(
+    call: Awaitable[ObjectList] | Awaitable[Object],
+    operation: str,
+    so: str,
+    notes: list[str],
+    *,
+    unread: list[str] | None = None,
+) -> Any:
+    """Return the result of a read; None, with a note, where it is not permitted or there is no such object.
+
+    Notes of a list about objects that cannot be read are added to `unread`, by default to `notes`.
+    """
     try:
-        return await call
+        result = await call
+        if isinstance(result, ObjectList):
+            (notes if unread is None else unread).extend(result.notes)
+        return result
     except (ForbiddenError, NotFoundError, InvalidObjectError) as error:
         notes.append(f"{operation}: {error.message}; {so}")
     return None

@@ -103,18 +103,20 @@ class _LateError(Exception):
     """The expressions of the rules need too long."""
 
 
-async def taint_rules(api: ApiClient) -> list[Object]:
-    """Return the DeviceTaintRules in the newest version that the server has.
+async def taint_rules(api: ApiClient, notes: list[str]) -> list[Object]:
+    """Return the DeviceTaintRules in the newest version that the server has; add a note for those that are not read.
 
     Returns [] where a user may not read them, which is normal; raises RetryableError if the server does not respond.
     """
     for kind in DEVICE_TAINT_RULES:
         try:
-            return (await api.list(kind)).items
+            found = await api.list(kind)
         except NotFoundError:
             continue
         except (ForbiddenError, InvalidObjectError):
             break
+        notes += found.notes
+        return found.items
     return []
 
 
