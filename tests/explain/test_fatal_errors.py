@@ -195,6 +195,7 @@ def test_from_1_38_on_an_incomplete_pool_concerns_its_node_only(answer: Answer) 
     users, cluster = [template(ALL), pod()], [*CLUSTER, incomplete()]
     found = answer("explain", users, cluster, "--scheduler-version", "v1.38.0")
     assert found["fits"] and found["fatal"] is None and found["scheduler_version"] == "1.38"
+    assert "the error of node n1 excludes the node only, in kube-scheduler 1.38" in found["notes"]
     assert answer("capacity", users, cluster, "--scheduler-version", "1.38")["total"] == 1
 
 

@@ -557,6 +557,18 @@ def test_a_minimum_of_a_group_that_is_none_is_named(explain: Run) -> None:
     assert code == 1 and answer["summary"] == "pod group ring has minCount -1, and needs at least 1"
 
 
+def test_a_claim_that_is_allocated_elsewhere_is_named_with_its_devices(explain: Run) -> None:
+    held = {"apiVersion": API, "kind": "ResourceClaim", **allocated_claim("shared", {"pool": "n1", "device": "d0"})}
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+    held["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [term]}
+    asked = job("x", 1)
+    asked["spec"]["template"]["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "shared"}]
+    cluster = [node("n1", unschedulable=True), node("n2"), slices("n1", "A"), slices("n2", "A"), held]
+    code, answer = explain(cluster, asked)
+    reason = f"claim default/shared is allocated on another node: {DRIVER}/n1/d0"
+    assert code == 1 and answer["failure"]["node"] == "n2" and answer["failure"]["reason"] == reason
+
+
 def test_claims_are_not_explained_in_a_dump(explain: Run, capsys: pytest.CaptureFixture[str]) -> None:
     explain([slices("n1", "A")], job("x", 1, "one"))
     write("claim.json", TEMPLATES[0])

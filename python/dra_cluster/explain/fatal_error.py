@@ -8,7 +8,7 @@ findNodesThatPassFilters). Which errors exclude their node only depends on the v
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from dra_agent.api_object import Object
@@ -67,6 +67,13 @@ def find_fatal(errors: Mapping[str, str], excluded: Collection[str], scheduler: 
     """
     nodes = tuple(sorted(name for name in errors if name not in excluded))
     return FatalError(nodes, errors[nodes[0]], scheduler) if nodes else None
+
+
+def note_of_one_node(nodes: Iterable[str], scheduler: SchedulerVersion) -> list[str]:
+    """Return the note on errors that exclude their nodes only, in the version whose rules decided this."""
+    names = sorted(nodes)
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return [f"the error of node {names[0]}{more} excludes the node only, in {scheduler.scheduler}"] if names else []
 
 
 def examines_all(nodes: int, fitting: int) -> bool:

@@ -7,7 +7,7 @@ Everything is evaluated from one snapshot and within one deadline. The allocator
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +27,7 @@ from dra_agent.explain.gates import (
 from dra_agent.explain.object_state import allocated_node_selector, claim_state
 from dra_agent.explain.search_time import attempts_s
 from dra_cluster.explain.device_plugins import DevicePlugins, named
-from dra_cluster.explain.fatal_error import NOTE, examines_all, find_fatal
+from dra_cluster.explain.fatal_error import NOTE, examines_all, find_fatal, note_of_one_node
 from dra_cluster.explain.placement import matches, scheduling_blockers
 from dra_cluster.explain.pod_claims import classes_of
 from dra_cluster.explain.snapshot import Snapshot
@@ -193,7 +193,7 @@ def evaluate_nodes(
         *result["notes"],
         *query.cluster.notes,
         *_notes(entries, len(explained), without_list),
-        *([NOTE] if error is not None else []),
+        *([NOTE] if error is not None else note_of_one_node(_own_errors(entries, unexamined), snapshot.scheduler)),
     ]
     result["nodes"] = entries
     result["unexamined"] = sorted(unexamined)
@@ -242,6 +242,12 @@ def _sweep(
     sweep = allocator.fits(claims, nodes=names, deadline=deadline.remaining())
     _add_verdicts(entries, sweep, unexamined)
     return {name: sweep.errors[name] for name in sweep.fatal}
+
+
+def _own_errors(entries: Iterable[dict[str, Any]], unexamined: Collection[str]) -> list[str]:
+    """Return the nodes with an error of the allocator that concerns no other node."""
+    explained = (entry for entry in entries if entry["explanation"] is not None and entry["node"] not in unexamined)
+    return [one["node"] for one in explained if one["explanation"]["error"] and not one["explanation"]["fatal"]]
 
 
 def _otherwise(entries: Iterable[dict[str, Any]]) -> str:
