@@ -268,8 +268,8 @@ deb: build ## build the Debian package for this release, in target/packages (DEB
 
 PREFIX  ?= /usr/local
 INSTALL = $(PY) deploy/install.py --destdir '$(DESTDIR)/' --prefix '$(PREFIX)'
-install: build ## install command, unit, tmpfiles and example configuration under DESTDIR (PYTHON=/usr/bin/python3: run by it)
-	$(INSTALL) $(if $(PYTHON),--python '$(PYTHON)')
+install: build ## install command, unit, tmpfiles and example configuration under DESTDIR (PYTHON=/usr/bin/python3: run by it; SIMULATE=1: with simulated hosts)
+	$(INSTALL) $(if $(PYTHON),--python '$(PYTHON)') $(if $(SIMULATE),,--without=dra_simulate)
 
 uninstall: build ## remove what `make install` installed; keeps configuration and state (PURGE=1: removes them, unless claims are held)
 	$(INSTALL) --uninstall $(if $(PURGE),--purge)

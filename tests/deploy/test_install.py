@@ -120,6 +120,24 @@ def test_drop_ins_name_their_installed_path(installed: Path) -> None:
         assert f"install -D -m 0644 {path} /etc/systemd/system/dra-agent.service.d/{path.name}" in path.read_text()
 
 
+@pytest.mark.parametrize("simulate", [False, True])
+def test_make_install_has_the_simulated_library_on_request_only(tmp_path: Path, simulate: bool) -> None:
+    command = ["make", "--dry-run", "--no-print-directory", "install", f"DESTDIR={tmp_path}"]
+    printed = subprocess.run(
+        [*command, *(["SIMULATE=1"] if simulate else [])],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    ).stdout
+    (line,) = (one for one in printed.splitlines() if "deploy/install.py" in one)
+    without = [word for word in line.split() if word.startswith("--without")]
+    run_installer(tmp_path, "--no-compile", *without)
+    found = [path.name for path in tmp_path.rglob("libnvidia-ml*")]
+    assert found == (["libnvidia-ml.so.1"] if simulate else [])
+
+
 def test_uninstall_keeps_the_configuration(tmp_path: Path) -> None:
     run_installer(tmp_path, "--no-compile")
     messages = run_installer(tmp_path, "--uninstall")

@@ -332,6 +332,66 @@ def test_fields_with_names_of_credentials(text: str, left: str) -> None:
     assert Redactor().text(text, is_file=True) == left
 
 
+SECRET = "s3cretPart0fACredential"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cloned with github_pat_11ABCDEFG0123456789_" + SECRET,
+        "posted with xoxb-1234567890-1234567890123-" + SECRET,
+        "posted with xapp-1-A0123456789-1234567890123-" + SECRET,
+        "used sk-proj-" + SECRET + SECRET,
+        "used AIza" + "SyA-1234567890" + SECRET[:21],
+        "read https://account.blob.core.windows.net/c/f?sv=2022-11-02&sig=" + SECRET + "%3D&se=2027-01-01",
+        "read https://bucket.s3.amazonaws.com/f?X-Amz-Algorithm=A&X-Amz-Signature=" + SECRET,
+        "read https://storage.googleapis.com/b/f?GoogleAccessId=a&Signature=" + SECRET + "&Expires=1",
+        "read https://host/f?access_key=" + SECRET + "&x=1",
+        "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=" + SECRET + "==;EndpointSuffix=core.windows.net",
+        "SharedAccessSignature=sr=a&sig=" + SECRET,
+        "DB_PASS=" + SECRET,
+        "export PGPASS=" + SECRET,
+        "MYSQL_PWD=" + SECRET,
+        "db_pwd: " + SECRET,
+        "SIGNING_KEY=" + SECRET,
+        "accountKey: " + SECRET,
+        '{"encryptionKey": "' + SECRET + '"}',
+        "clone https://" + SECRET + "@github.com/a/b",
+        "clone https://user:" + SECRET + "@github.com/a/b",
+        "redis://:" + SECRET + "@host:6379/0",
+        "run --db-pass " + SECRET,
+        "Authorization: token " + SECRET,
+        "X-Auth-Token: " + SECRET,
+    ],
+)
+def test_credentials_of_known_forms_and_names_are_removed(text: str) -> None:
+    for clean in (
+        Redactor().text(text),
+        Redactor().text(text, is_file=True),
+        Redactor().document({"log": text})["log"],
+    ):
+        assert SECRET[:12] not in clean and "[removed]" in clean, clean
+    assert SECRET not in str(Redactor().document(["a", text]))
+
+
+@pytest.mark.parametrize(
+    ("key", "is_secret"),
+    [
+        *(
+            (name, True)
+            for name in ("DB_PASS", "pgpass", "mysql_pwd", "accountKey", "signing-key", "TOKEN", "dbSecret")
+        ),
+        *(
+            (name, False)
+            for name in ("key", "keys", "bypass", "compass", "monkey", "PWD", "OLDPWD", "passes", "hotkey")
+        ),
+        *((name, False) for name in ("topologyKey", "key_type", "publicKey", "public_key")),
+    ],
+)
+def test_which_names_are_those_of_credentials(key: str, is_secret: bool) -> None:
+    assert (Redactor().document({key: "value-of-it"})[key] == "[removed]") is is_secret
+
+
 def test_values_of_flags_and_lists_are_removed() -> None:
     hook = {"args": ["hook", "--token", "abc", "--level", "5"], "passwords": ["a", "b"]}
     clean = Redactor().document(hook)
@@ -347,6 +407,9 @@ def test_values_of_flags_and_lists_are_removed() -> None:
         "GPU-5f1ba2c4-0d54-4b51-b8f7-2f0e9b2f6f0a 0000:3b:00.0 nvidia 570.86.15",
         "MODALIAS=pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00",
         "basic checks passed; the bearer of a claim",
+        "PWD=/root bypass=1 topologyKey: kubernetes.io/hostname",
+        "git@github.com:a/b and https://host/@scope/name and user@host.example",
+        "signal=9 signature of the kernel module: none; design=2",
     ],
 )
 def test_other_text_stays(text: str) -> None:

@@ -15,10 +15,14 @@ REMOVED = "[removed]"
 MIN_LEARNED_CHARS = 8
 """A shorter value is removed behind its name only: elsewhere it may be a word."""
 
+# The last word of DB_PASS, MYSQL_PWD, signing-key and accountKey; not of bypass, PWD, monkey and topologyKey.
+_LAST_WORD = (
+    r"(?<!public)(?<!topology)(?:[_.-](?:pass|pwd|key)|(?-i:(?<=[a-z0-9])(?:Pass|Pwd|Key))|(?<![\w.-])pgpass)(?![\w.-])"
+)
 # Atomic: a word of megabytes takes linear time.
 _NAME = (
     r"(?>[\w.-]*?(?:token|passw(?:or)?d|passphrase|secret|credential|api[_-]?key|access[_-]?key|private[_-]?key"
-    r"|client[_-]?key[_-]?data|client[_-]?certificate[_-]?data|authorization|cookie)[\w.-]*)"
+    rf"|client[_-]?key[_-]?data|client[_-]?certificate[_-]?data|authorization|cookie|{_LAST_WORD})[\w.-]*)"
 )
 _IS_SECRET = re.compile(_NAME, re.IGNORECASE)
 _ASSIGNMENT = re.compile(rf"\s*(?:export\s+)?({_NAME})\s*=(.*)", re.IGNORECASE | re.DOTALL)
@@ -34,12 +38,20 @@ _FORMS = (
     re.compile(rf"{_BEGIN}(?:(?:(?!-----)[^\"])*{_END}|[A-Za-z0-9+/=\s\\]*)"),
     # JSON Web Tokens (RFC 7519): two or three parts in base64url, the first one of which encodes '{"'.
     re.compile(r"\beyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?"),
-    # Prefixes that AWS, GitHub, GitLab and Hugging Face give to their credentials.
-    re.compile(r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{20,}|glpat-[\w-]{20,}|hf_[A-Za-z0-9]{20,})"),
+    # Prefixes that AWS, GitHub, GitLab, Hugging Face, Slack, Google, NVIDIA, OpenAI, npm and PyPI give to credentials.
+    re.compile(
+        r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}"
+        r"|hf_[A-Za-z0-9]{20,}|x(?:ox[a-z]|app)-[A-Za-z0-9-]{10,}|AIza[\w-]{35}|nvapi-[\w-]{20,}|sk-[\w-]{20,}"
+        r"|npm_[A-Za-z0-9]{36}|pypi-[\w-]{50,})"
+    ),
 )
+# Signatures in URLs and connection strings, which permit what they sign: of Azure, AWS and Google.
+_SIGNATURE = re.compile(r"((?:[?&;]|\\u0026)(?:[\w-]*signature|sig)=)[^&;\s\"'\\]+", re.IGNORECASE)
 # The syntax of the header: RFC 6750, section 2.1.
+_SCHEMES = "bearer|basic|digest|token"
 _BEARER = re.compile(r"\b(bearer|basic)(\s+)[A-Za-z0-9._~+/-]{8,}=*", re.IGNORECASE)
-_USERINFO = re.compile(r"(://[^/\s:@\"']*:)[^/\s@\"']+@")
+# A password, or a token in place of the user, which is longer than names are.
+_USERINFO = re.compile(r"(://(?:[^/\s:@\"']*:(?=[^@])|(?=[^/\s:@\"']{16,}@)))[^/\s@\"']+@")
 # An assignment in quotes, whose value may hold blanks: "HF_TOKEN=a b".
 _QUOTED_ASSIGNMENT = re.compile(rf"(?P<q>[\"'])(?P<key>{_NAME}=)(?:(?!(?<!\\)(?P=q))[^\n])*", re.IGNORECASE)
 # name: value, name=value, "name": "value", and the same in a JSON string, where quotes have backslashes.
@@ -51,7 +63,7 @@ _QUOTED = re.compile(
 _NO_STRUCTURE = r"(?![{\[][\"'{\[\s]|[|>&{\[]\s*$)"
 _BARE = re.compile(
     rf"(?P<key>(?<![\w.-]){_NAME}(?:\\*[\"'])?[^\S\n]*[:=][^\S\n]*)"
-    rf"(?:(?:bearer|basic)\s+)?{_NO_STRUCTURE}(?P<value>[^\s\"'\\]+)",
+    rf"(?:(?:{_SCHEMES})\s+)?{_NO_STRUCTURE}(?P<value>[^\s\"'\\]+)",
     re.IGNORECASE | re.MULTILINE,
 )
 _FLAG_NAME = re.compile(rf"--{_NAME}", re.IGNORECASE)
@@ -126,6 +138,7 @@ class Redactor:
         text = self._sub(_FLAG, rf"\1\2{REMOVED}", text)
         text = self._sub(_BEARER, rf"\1\2{REMOVED}", text)
         text = self._sub(_USERINFO, rf"\1{REMOVED}@", text)
+        text = self._sub(_SIGNATURE, rf"\1{REMOVED}", text)
         if self._pattern is None and self._learned:
             longest = sorted(self._learned, key=len, reverse=True)
             self._pattern = re.compile("|".join(map(re.escape, longest)))
