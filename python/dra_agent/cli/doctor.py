@@ -143,6 +143,7 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
         simulated=config.simulate is not None,
         kubeconfig=None if config.standalone else config.kubeconfig,
         unnamed_node="" if config.node_problem is None else config.node_problem.message,
+        file_problems=shown.file_problems,
     )
     if config.metrics_address:
         examination.endpoint = EndpointFiles(

@@ -116,6 +116,8 @@ class CheckContext:
     """Why the host's name cannot be that of its node; "" if it can, or if another name is configured."""
     unreachable: str = ""
     """Why it is not known what the agent does: it does not respond, or this user may not ask it."""
+    file_problems: tuple[str, ...] = ()
+    """Why no agent could start with the file of the configuration."""
     reload_problems: tuple[str, ...] | None = None
     """Why the running agent refused the last change of its configuration; None: no agent runs on this host."""
     kubeconfig: Path | None = None

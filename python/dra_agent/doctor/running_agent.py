@@ -30,6 +30,13 @@ def check_configuration(context: CheckContext) -> Iterator[Finding]:
             "the host's name",
             "set node_name in the agent's configuration, or name the host: hostnamectl set-hostname NAME",
         )
+    for refused in context.file_problems:
+        if refused not in (context.reload_problems or ()):
+            yield problem(
+                f"no agent can start with this configuration: {refused}",
+                "",
+                "correct the file: `dra-agent config check` lists its problems",
+            )
     if context.reload_problems is None:
         return
     for refused in context.reload_problems:
@@ -41,7 +48,7 @@ def check_configuration(context: CheckContext) -> Iterator[Finding]:
     if context.restart_keys:
         keys = ", ".join(context.restart_keys)
         yield warning(f"changed settings apply at the next start of the agent: {keys}", "", "restart the agent")
-    if not context.reload_problems and not context.restart_keys:
+    if not context.reload_problems and not context.restart_keys and not context.file_problems:
         yield ok("the agent runs with the current configuration")
 
 
