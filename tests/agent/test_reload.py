@@ -217,3 +217,21 @@ def test_sources_of_notices_and_the_hook_follow_the_file(start: Start, tmp_path:
     file.write_text("")
     agent.wait_for("warning reclaim: cancelled was=notice")
     assert agent.end() == 0
+
+
+def test_the_status_of_the_unit_names_a_refused_configuration(
+    start: Start, tmp_path: Path, service_manager: ServiceManager
+) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text("")
+    agent = start("--config", str(file), environment={"NOTIFY_SOCKET": str(service_manager.path)}).ready()
+
+    def status() -> str:
+        sent = [line for message in service_manager.messages for line in message.splitlines()]
+        return [line for line in sent if line.startswith("STATUS=")][-1]
+
+    file.write_text("nope = 1\n")
+    eventually(lambda: "configuration not reloaded: " in status() and "nope" in status(), agent.log_text)
+    file.write_text('log_level = "debug"\n')
+    eventually(lambda: "devices on node" in status() and "not reloaded" not in status(), agent.log_text)
+    assert agent.end() == 0

@@ -187,4 +187,5 @@ def test_a_second_install_keeps_the_configuration(installed: Path, tmp_path: Pat
 
 
 def test_a_reload_sends_the_signal_that_the_agent_handles() -> None:
-    assert "\nExecReload=/bin/kill -HUP $MAINPID\n" in UNIT.read_text()
+    check = "ExecReload=/usr/local/bin/dra-agent config check /etc/dra-agent/config.toml"
+    assert f"\n{check}\nExecReload=/bin/kill -HUP $MAINPID\n" in UNIT.read_text()

@@ -131,7 +131,9 @@ class Agent:
             stack.enter_context(self._signals.attach(self._on_stop, self._reload))
             loop = asyncio.get_running_loop()
             stack.enter_context(supervisor().attached(loop))
-            self._reload.follow(lambda config: self._apply_from_thread(loop, config))
+            self._reload.follow(
+                lambda config: self._apply_from_thread(loop, config), lambda: self._notify_from_thread(loop)
+            )
             if self._file is not None:
                 watch = FileWatch(self._file, self._reload.file_changed)
                 watch.start()
@@ -428,7 +430,14 @@ class Agent:
         if device_state is None or mode is None or self._readiness.not_ready:
             return
         devices = f"{len(device_state.inventory.devices)} devices on node {self._config.node}"
-        self._notifier.send(*states, f"STATUS={devices}" + (f", {mode.status}" if mode.status else ""))
+        status = devices + (f", {mode.status}" if mode.status else "")
+        if problems := self._reload.status.problems:
+            status += f"; configuration not reloaded: {problems[0]}"
+        self._notifier.send(*states, f"STATUS={status}")
+
+    def _notify_from_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        with suppress(RuntimeError):  # the agent has stopped
+            loop.call_soon_threadsafe(self._notify_status)
 
     async def _send_heartbeats(self) -> None:
         while True:

@@ -226,6 +226,10 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = HELP) -> N
             parser.add_argument(flag, metavar=metavar, default=None, help=HELP[name])
 
 
+_WARNED = "has_config_warning"
+"""Attribute of the arguments of a command that has printed the problems of the file."""
+
+
 class LoadedConfig(msgspec.Struct, frozen=True):
     """A valid configuration, and the origin of each value."""
 
@@ -238,6 +242,8 @@ class LoadedConfig(msgspec.Struct, frozen=True):
     """FILE:LINE by the keys that the file sets (`health.fatal`)."""
     ignored: tuple[ConfigProblem, ...]
     """Keys of earlier versions in the file."""
+    problems: tuple[ConfigProblem, ...] = ()
+    """Those of the file, for a command that does without the values that have them."""
 
     def origin(self, key: str) -> str:
         """Return the origin of a key's value; "default" if it is not set."""
@@ -252,8 +258,18 @@ def checksum(config: Config) -> int:
 def load_config(
     args: argparse.Namespace, environment: Mapping[str, str] | None = None, *, below: Config | None = None
 ) -> Config:
-    """Return the configuration alone, see `load`."""
-    return load(args, environment, below=below).config
+    """Return the configuration for a command; a file that no agent could start with costs a warning only.
+
+    See `load` with `is_agent=False`.
+    """
+    loaded = load(args, environment, below=below, is_agent=False)
+    if loaded.problems and not getattr(args, _WARNED, False):
+        import sys
+
+        setattr(args, _WARNED, True)  # a command loads it several times
+        for problem in loaded.problems:
+            print(f"warning: configuration ignored: {problem}", file=sys.stderr)
+    return loaded.config
 
 
 def load(
@@ -262,12 +278,16 @@ def load(
     *,
     below: Config | None = None,
     needs_node: bool = False,
+    is_agent: bool = True,
 ) -> LoadedConfig:
     """Build the configuration: flag over variable over file over default.
 
     The file is that of `--config` or its variable, or the unit's if it exists; an empty variable means no file.
     `below` is used instead of file and defaults. With `needs_node`, as for a running agent, a host whose name cannot be
     that of a node is one more problem; `Config.node` raises it for others.
+
+    With `is_agent=False`, for commands, defaults replace the values of the file that have problems: an agent that runs
+    with an earlier file must be reachable. A file that a flag names must be valid.
 
     Raises:
         ConfigError: It has all problems, each with the flag, variable, or file, line and key, and the valid values.
@@ -291,6 +311,7 @@ def load(
         # It has the values that follow from its own settings.
         keys |= {"state_dir"} if "simulate" in origins else {"state_dir", "cdi_dir"}
     config = _derived(config, variables, origins, keys)
+    replaced: set[str] = set()
 
     def check(name: str, call: Callable[[str], object]) -> None:
         """Call it with the place of a key; an error is one more problem."""
@@ -301,6 +322,8 @@ def load(
             call(origin)
         except UsageError as error:
             key = "" if name in origins or file is None else name
+            if key:
+                replaced.add(key)
             problems.append(ConfigProblem(origin, error.message, key, line, error.hint))
 
     check("driver_name", lambda place: _check_name(config.driver_name, _MAX_DRIVER_CHARS, place))
@@ -318,14 +341,17 @@ def load(
     _check_for_start(config, check)
     if file is not None:
         file.check_rules(config.driver_name)
-    if problems:
-        raise ConfigError(sorted(problems, key=lambda one: (one.line is None, one.line or 0)))
-    config = _with_absolute_paths(config)
+    problems.sort(key=lambda one: (one.line is None, one.line or 0))
+    is_tolerated = not is_agent and file is not None and getattr(args, "config", None) is None
+    if any(not is_tolerated or file is None or problem.origin != str(file.path) for problem in problems):
+        raise ConfigError(problems)
+    defaults = {name: getattr(Config(), name) for name in replaced if name in HELP}
+    config = _with_absolute_paths(msgspec.structs.replace(config, **defaults))
     if file is None:
         return LoadedConfig(config, origins, None, {}, ())
     places = {key: file.place(key) for key in file.set_keys}
     lines = {key: origin if line is None else f"{origin}:{line}" for key, (origin, line) in places.items()}
-    return LoadedConfig(config, origins, file.path, lines, tuple(file.ignored))
+    return LoadedConfig(config, origins, file.path, lines, tuple(file.ignored), tuple(problems))
 
 
 def _with_absolute_paths(values: _Struct) -> _Struct:

@@ -51,14 +51,19 @@ class Reload:
         self._loaded = config
         self._read = read
         self._apply: Callable[[Config], None] = lambda config: None
+        self._ended: Callable[[], None] = lambda: None
         self._pending = 0
         self._is_requested = False
         self._lock = threading.Lock()
         self._thread = DaemonExecutor(1, "reload", kept=1)
 
-    def follow(self, apply: Callable[[Config], None]) -> None:
-        """Have `apply` called on the thread with a changed configuration; if it raises AgentError, nothing changed."""
+    def follow(self, apply: Callable[[Config], None], ended: Callable[[], None] = lambda: None) -> None:
+        """Have `apply` called on the thread with a changed configuration; if it raises AgentError, nothing changed.
+
+        `ended` is called on the thread after each reload.
+        """
         self._apply = apply
+        self._ended = ended
 
     def __call__(self) -> None:
         """Start a reload, or let a running one read again; returns immediately."""
@@ -82,6 +87,7 @@ class Reload:
             with self._lock:
                 is_requested, self._is_requested = self._is_requested, False
             self._reload(is_requested=is_requested)
+            self._ended()
             with self._lock:
                 self._pending -= 1
                 more = self._pending > 0

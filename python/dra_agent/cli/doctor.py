@@ -128,6 +128,7 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
     from dra_agent.cli.agent_view import collected
     from dra_agent.doctor import CheckContext, EndpointFiles
     from dra_agent.errors import AgentError
+    from dra_agent.reclaim.control import Status, send_request
     from dra_agent.standalone.protocol import SOCKET
     from dra_agent.standalone.store_file import FILE
     from dra_agent.topology import scan
@@ -143,6 +144,7 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
         simulated=config.simulate is not None,
         kubeconfig=None if config.standalone else config.kubeconfig,
         unnamed_node="" if config.node_problem is None else config.node_problem.message,
+        file_problems=shown.file_problems,
     )
     if config.metrics_address:
         examination.endpoint = EndpointFiles(
@@ -155,6 +157,10 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
         examination.unreachable = shown.answer.reason
     if shown.is_agents and shown.agent is not None:
         examination.telemetry_interval_s = shown.agent.config.telemetry.interval
+        try:
+            examination.reclaim = send_request(config.state_dir, Status())
+        except AgentError as error:
+            examination.reclaim_failure = str(error)
         if (status := shown.agent.reload) is not None:
             examination.reload_problems, examination.restart_keys = status.problems, status.restart
     try:

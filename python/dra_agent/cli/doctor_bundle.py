@@ -102,7 +102,8 @@ def _shown(args: argparse.Namespace) -> tuple[ShownHost, str]:
     from dra_agent.cli.shown_host import ShownHost, shown_host
 
     try:
-        return shown_host(args), ""
+        shown = shown_host(args)
+        return shown, "\n".join(shown.file_problems)
     except ConfigError as error:
         config = load_config(args, below=Config())
         agent = query(config)

@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.agent.config import load_config
     from dra_agent.cli.output import emit
     from dra_agent.reclaim.control import Cancel, Request, Start, Status, send_request
+    from dra_agent.reclaim.status import source_note
 
     request: Request
     match args.verb:
@@ -92,10 +93,14 @@ def run(args: argparse.Namespace) -> int:
     status = send_request(state_dir, request)
     if getattr(args, "watch", False):
         status = _watch(status, lambda: send_request(state_dir, request))
+    note = source_note(status["sources"])
     if args.output == "table":
         _show(status)
     else:
-        emit(status, args.output)
+        emit({**status, "notes": [] if note is None else [str(note)]}, args.output)
+    if note is not None and args.verb == "status":
+        sys.stdout.flush()
+        print(f"warning: {note}", file=sys.stderr)
     # An agent of an earlier version does not report it.
     if unsaved := status.get("unsaved"):
         print(f"warning: a restart of the agent would lose the last change: {unsaved}", file=sys.stderr)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dra_agent.agent.config import Config, load_config
+from dra_agent.agent.config import Config, load, load_config
 
 if TYPE_CHECKING:
     from dra_agent.agent.about import AgentAnswer, RunningAgent
@@ -25,6 +25,8 @@ class ShownHost:
     answer: AgentAnswer
     is_agents: bool
     """True if the agent runs on this host, so that its claims and findings concern these devices."""
+    file_problems: tuple[str, ...] = ()
+    """Why no agent could start with the file of the configuration."""
 
     @property
     def records(self) -> Path:
@@ -95,14 +97,15 @@ def shown_host(args: argparse.Namespace) -> ShownHost:
     from dra_agent.agent.about import RunningAgent, query
 
     plain = load_config(args)
+    problems = tuple(map(str, load(args, is_agent=False).problems))
     agent = query(plain)
     if not isinstance(agent, RunningAgent):
-        return ShownHost(plain, agent, is_agents=False)
+        return ShownHost(plain, agent, is_agents=False, file_problems=problems)
     if getattr(args, "config", None) is None:
         candidate = load_config(args, below=agent.config)
         if _same(candidate, agent.config):
-            return ShownHost(candidate, agent, is_agents=True)
-    return ShownHost(plain, agent, is_agents=_same(plain, agent.config))
+            return ShownHost(candidate, agent, is_agents=True, file_problems=problems)
+    return ShownHost(plain, agent, is_agents=_same(plain, agent.config), file_problems=problems)
 
 
 def _same(one: Config, other: Config) -> bool:

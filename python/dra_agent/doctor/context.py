@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from dra_agent.cdi.registry import DEFAULT_DIRECTORIES
 from dra_agent.command import inherited_environment
@@ -124,6 +125,12 @@ class CheckContext:
     """Why the host's name cannot be that of its node; "" if it can, or if another name is configured."""
     unreachable: str = ""
     """Why it is not known what the agent does: it does not respond, or this user may not ask it."""
+    reclaim: dict[str, Any] | None = None
+    """The status of reclaim that the agent reports; None: no agent runs on this host, or see `reclaim_failure`."""
+    reclaim_failure: str = ""
+    """Why the agent does not report it."""
+    file_problems: tuple[str, ...] = ()
+    """Why no agent could start with the file of the configuration."""
     reload_problems: tuple[str, ...] | None = None
     """Why the running agent refused the last change of its configuration; None: no agent runs on this host."""
     kubeconfig: Path | None = None

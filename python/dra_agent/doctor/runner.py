@@ -20,7 +20,7 @@ from dra_agent.doctor.nics import check_nics
 from dra_agent.doctor.nvidia_driver import check_nvidia_driver
 from dra_agent.doctor.nvidia_toolkit import check_nvidia_toolkit
 from dra_agent.doctor.pci import check_iommu, check_pcie_links, check_sriov
-from dra_agent.doctor.running_agent import check_configuration, check_telemetry
+from dra_agent.doctor.running_agent import check_configuration, check_reclaim, check_telemetry
 from dra_agent.doctor.runtimes import check_runtimes
 from dra_agent.doctor.state import check_standalone_store, check_state_directory
 
@@ -52,6 +52,7 @@ CHECKS: dict[str, Check] = {
     "store": check_standalone_store,
     "NVIDIA toolkit": check_nvidia_toolkit,
     "other drivers": check_conflicts,
+    "reclaim": check_reclaim,
     "telemetry": check_telemetry,
     "metrics": check_endpoint,
     "kernel": check_kernel,

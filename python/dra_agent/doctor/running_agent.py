@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, ok, problem, warning
 from dra_agent.errors import PermanentError
+from dra_agent.reclaim.status import source_note
 from dra_agent.telemetry.accounting import load
 
 _MAX_AGE_INTERVALS = 3
@@ -30,6 +31,13 @@ def check_configuration(context: CheckContext) -> Iterator[Finding]:
             "the host's name",
             "set node_name in the agent's configuration, or name the host: hostnamectl set-hostname NAME",
         )
+    for refused in context.file_problems:
+        if refused not in (context.reload_problems or ()):
+            yield problem(
+                f"no agent can start with this configuration: {refused}",
+                "",
+                "correct the file: `dra-agent config check` lists its problems",
+            )
     if context.reload_problems is None:
         return
     for refused in context.reload_problems:
@@ -41,8 +49,27 @@ def check_configuration(context: CheckContext) -> Iterator[Finding]:
     if context.restart_keys:
         keys = ", ".join(context.restart_keys)
         yield warning(f"changed settings apply at the next start of the agent: {keys}", "", "restart the agent")
-    if not context.reload_problems and not context.restart_keys:
+    if not context.reload_problems and not context.restart_keys and not context.file_problems:
         yield ok("the agent runs with the current configuration")
+
+
+def check_reclaim(context: CheckContext) -> Iterator[Finding]:
+    """Report sources of reclaim notices that the running agent cannot reach."""
+    if context.reclaim_failure:
+        message = f"whether notices of a reclaim are seen is not known: {context.reclaim_failure}"
+        yield problem(message, "", "repeat the command; if that fails, restart the agent")
+    if context.reclaim is None:
+        return
+    sources = context.reclaim["sources"]
+    note = source_note(sources)
+    if note is None:
+        yield ok(f"{len(sources)} source{'' if len(sources) == 1 else 's'} of notices")
+    elif note.is_blind:
+        hint = "allow the agent to reach them: a proxy, a firewall, a hop limit; `dra-agent reclaim status` shows each"
+        yield problem(note.message, "", hint)
+    else:
+        hint = "choose a source in the section [reclaim], or none if nothing terminates this host"
+        yield warning(note.message, "", "see `dra-agent reclaim status`" if sources else hint)
 
 
 def check_telemetry(context: CheckContext) -> Iterator[Finding]:

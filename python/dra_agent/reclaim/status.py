@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -126,6 +128,29 @@ class ReclaimStatus(msgspec.Struct, frozen=True):
     sources: tuple[SourceStatus, ...]
     unsaved: str = ""
     """Why a restart of the agent would lose the last change; empty if it is on disk."""
+
+
+class SourceNote(msgspec.Struct, frozen=True):
+    """What is missing from the sources of a host."""
+
+    is_blind: bool
+    """No source is reachable, so no notice of them is seen."""
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def source_note(sources: Sequence[Mapping[str, Any]]) -> SourceNote | None:
+    """Return what is missing from the sources of a status; None if each is reachable, or will be polled soon."""
+    if not sources:
+        return SourceNote(False, "no source of notices is watched: only `dra-agent reclaim start` starts a reclaim")
+    down = [f"{one['source']} ({one['why'] or 'no reason'})" for one in sources if one["up"] is False]
+    if not down:
+        return None
+    if len(down) == len(sources):
+        return SourceNote(True, f"no source of notices is reachable, so no notice is seen: {', '.join(down)}")
+    return SourceNote(False, f"{len(down)} of {len(sources)} sources of notices cannot be reached: {', '.join(down)}")
 
 
 def status_of(
