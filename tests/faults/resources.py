@@ -43,7 +43,7 @@ from faults import run as campaign
 from faults.disk import Disk, build
 from faults.run import Selection, Termination, exit_code
 from faults.server import BrokenPromiseError, check_pools, devices, published, tainted
-from faults.shortage import PATCH, RESOURCES, Log, Shortages, give_away
+from faults.shortage import PATCH, RESOURCES, VARIABLE, Log, Shortages, give_away
 from kubelet_plugin.fake_kubelet import Driver, FakeKubelet
 from preloaded import Command
 
@@ -160,12 +160,11 @@ class Life:
         config = self.folder / "config.toml"
         config.write_text("[health]\nevent_seconds = 2\nrecovery_seconds = 1\n")
         arguments += ["--config", str(config)]
+        variables |= self.disk.environment | {VARIABLE: self.shortages.current}
         self._log_start = len(self.log.text())
         stream = self.log.open()
         try:
-            self.agent = Command(
-                arguments, stdout=stream, stderr=stream, env=variables | self.disk.environment, patch=PATCH
-            )
+            self.agent = Command(arguments, stdout=stream, stderr=stream, env=variables, patch=PATCH)
         finally:
             os.close(stream)
         self.is_wanted = True
@@ -198,7 +197,7 @@ class Life:
 
     def _check_log(self, shortage: str) -> None:
         text = self.log.text()
-        found = re.search(r"^.*\n(Traceback.*\n(?: .*\n)*.*)", text, re.MULTILINE)
+        found = re.search(r"^.*\nTraceback (?:.|\n)*?(?=^20\d\d-|\Z)", text, re.MULTILINE)
         if found and shortage != "memory":
             raise BrokenPromiseError(f"a traceback in the log:\n{found[0]}")
         if len(text) > MAX_LOG_BYTES:

@@ -49,8 +49,20 @@ def give_away(folder: Path) -> None:
             os.chown(path, UID, UID, follow_symlinks=False)
 
 
-PATCH = "import os\nif os.geteuid() == 0:\n    from faults.shortage import leave_root\n    leave_root()\n"
+VARIABLE = "FAULTS_SHORTAGE"
+"""Has the name of the resource that a new process lacks from its start."""
+PATCH = "from faults.shortage import begin_process\nbegin_process()\n"
 """The first statements of an agent's process."""
+
+
+def begin_process() -> None:
+    """Leave root, and lack what the environment names."""
+    if os.geteuid() == 0:
+        leave_root()
+    if (name := os.environ.pop(VARIABLE, "")) in LIMITS:
+        kind, value = LIMITS[name]
+        _, hard = resource.getrlimit(_RESOURCES[kind])
+        resource.setrlimit(_RESOURCES[kind], (value(os.getpid()), hard))
 
 
 def tree(pid: int) -> list[int]:
@@ -101,8 +113,13 @@ def release(name: str, pids: Iterable[int]) -> None:
 def _set_soft_limit(pid: int, kind: str, soft: str) -> None:
     # Root needs CAP_SYS_RESOURCE to change the limits of another user, which that user does not need.
     user = UID if os.geteuid() == 0 else None
+    with suppress(FileNotFoundError):
+        if user is not None and Path(f"/proc/{pid}").stat().st_uid != user:
+            return  # a process that has just begun: it has its own limits from its start
     command = ["prlimit", "--pid", str(pid), f"--{kind}={soft}:"]
-    done = subprocess.run(command, user=user, group=user, cwd="/", capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, user=user, group=user, cwd="/", env={"PATH": os.defpath}, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0 and Path(f"/proc/{pid}").exists():
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
@@ -154,9 +171,12 @@ class Shortages:
 
     def __init__(self, pid: Callable[[], int | None], disk: Disk, log: Log) -> None:
         self._pid, self._disk, self._log = pid, disk, log
+        self.current = ""
+        """The resource that is taken away now."""
 
     def begin(self, name: str) -> None:
         """Take away one of RESOURCES."""
+        self.current = name
         if name == "disk":
             self._disk.arm(0, FULL)
         elif name == "stderr":
@@ -166,6 +186,7 @@ class Shortages:
 
     def end(self, name: str) -> None:
         """Give it back."""
+        self.current = ""
         if name == "disk":
             self._disk.repair()
         elif name == "stderr":

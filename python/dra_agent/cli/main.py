@@ -24,6 +24,13 @@ COMPLETION = "_ARGCOMPLETE"
 """Set by the scripts of `dra-agent completion`, which want candidates and not a command."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """Error numbers of a write to a full disk."""
+SHORTAGES = {
+    errno.EAGAIN: "no room for another thread or process: raise the limit of tasks (pids.max, TasksMax=, ulimit -u)",
+    errno.EMFILE: "no free file descriptor in this process: raise the limit of open files (LimitNOFILE=, ulimit -n)",
+    errno.ENFILE: "no free file descriptor on this host: raise fs.file-max",
+    errno.ENOMEM: "no memory for this process: raise its limit of memory",
+}
+"""What the system lacks, by the error number, and what to do."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +64,13 @@ def exit_code(run: Callable[[], int]) -> int:
         # The reader closed the pipe (`dra-agent devices | head`); Python must not report that at exit.
         _discard(sys.stdout)
         return 0
+    except MemoryError:
+        _print_error(SHORTAGES[errno.ENOMEM])
+        return 1
     except OSError as error:
+        if error.errno in SHORTAGES:
+            _print_error(SHORTAGES[error.errno])
+            return 1
         if error.errno not in FULL or error.filename is not None:
             return _internal(error)
         # Python would write the rest of the buffer again at exit, and print its own message.

@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run until SIGTERM or SIGINT; raises NoClusterError in Kubernetes mode without access to an API server."""
-    import asyncio
     import logging
     import os
 
@@ -58,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
             extra={"server": access.server, "reason": f"insecure-skip-tls-verify in {access.source}"},
         )
     with garbage_collection.paused():
+        from dra_agent.agent import event_loop
         from dra_agent.agent.agent import Agent
         from dra_agent.agent.reload import Reload
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         return agent.hung_calls
 
     try:
-        hung_calls = asyncio.run(live())
+        hung_calls = event_loop.run(live())
     finally:
         logs.flush()  # before the command itself writes why it ends
     if hung_calls:
