@@ -34,6 +34,7 @@ _TOO_LARGE = "more than a million entries, those of its aliases included: give t
 _MAX_DEPTH = 100
 """Maximum nesting of lists and mappings; the API's objects stay below 20."""
 _TOO_DEEP = f"more than {_MAX_DEPTH} nested lists and mappings"
+_AS_JSON = "objects of a cluster are read if they are exported as JSON, the parameters of any driver included"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +98,13 @@ def _refuse_large(events: Iterable[Any], file: str) -> None:
             depth += 1
             if depth > _MAX_DEPTH:
                 mark = event.start_mark
-                raise _unreadable(_TOO_DEEP, file, mark.line + 1 if mark else None)
+                raise _unreadable(_TOO_DEEP, file, mark.line + 1 if mark else None, _AS_JSON)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
 
-def _unreadable(message: str, file: str, line: int | None) -> UsageError:
-    return UsageError(f"not YAML: {message}", where=f"{file}:{line}" if line else file)
+def _unreadable(message: str, file: str, line: int | None, hint: str | None = None) -> UsageError:
+    return UsageError(f"not YAML: {message}", where=f"{file}:{line}" if line else file, hint=hint)
 
 
 class _Reader:

@@ -12,6 +12,7 @@ import msgspec
 
 from dra_agent import _native, user_file
 from dra_agent.errors import UsageError
+from dra_agent.free_form import EACH, without_unreadable
 from dra_agent.manifests.document import Document, read_documents
 
 STANDARD_INPUT = "-"
@@ -105,7 +106,11 @@ def _read_json(text: str, file: str) -> list[LoadedObject]:
     try:
         value = _native.read_json(text)
     except ValueError:
-        return []
+        text = _without_unreadable(text)
+        try:
+            value = _native.read_json(text)
+        except ValueError:
+            return []
     items = value.get("items") if _is_list(value) else [value]
     if not isinstance(items, list) or not all(isinstance(item, dict) and not _is_list(item) for item in items):
         return []
@@ -118,6 +123,11 @@ def _read_json(text: str, file: str) -> list[LoadedObject]:
         return lines[index].line_of(field)
 
     return [LoadedObject(item, file, 1, partial(line_of, index)) for index, item in enumerate(items)]
+
+
+def _without_unreadable(text: str) -> str:
+    """Replace what drivers define and nothing here reads, as in responses of the API server; lines stay the same."""
+    return without_unreadable(without_unreadable(text.encode(errors="surrogatepass"), ("items", EACH))).decode(errors="surrogatepass")
 
 
 def _is_list(value: dict[str, Any]) -> bool:

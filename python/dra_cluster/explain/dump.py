@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dra_agent.api_object import Object
 from dra_agent.errors import UsageError
 from dra_agent.explain.printed_object import RESOURCE_KINDS, checked
+from dra_agent.free_form import unread_parts
+from dra_agent.kube_client.response import bounded as bounded_notes
 from dra_agent.manifests import LoadedObject, load_manifests
 from dra_cluster.explain.extended_resources import served_by_device_plugins
 from dra_cluster.explain.kueue import Workloads
@@ -30,9 +32,11 @@ def read_dump(paths: Iterable[str], namespace: str, *, pods: Sequence[Object] = 
     """
     found: dict[str, list[Object]] = {kind: [] for kind in RESOURCE_KINDS | _OTHERS}
     known: _Known = {}
+    unread: list[str] = []
     for path in paths:
         for loaded in load_manifests(path, strict=False, allow_empty_list=True):
             if loaded.kind in found and _is_of_its_group(loaded):
+                unread += _unread(loaded)
                 value = checked(loaded)
                 if _is_new(value, loaded, known):
                     found[loaded.kind].append(value)
@@ -40,7 +44,7 @@ def read_dump(paths: Iterable[str], namespace: str, *, pods: Sequence[Object] = 
     def local(kind: str) -> list[Object]:
         return [entry for entry in found[kind] if entry["metadata"]["namespace"] == namespace]
 
-    notes: list[str] = []
+    notes = bounded_notes(unread, "API")
     asking = [*local("Pod"), *pods]
     if found["Pod"] and served_by_device_plugins(asking, found["Node"], found["DeviceClass"], with_others=True):
         notes.append("what device plugins have left is computed from the pods of the files")
@@ -64,6 +68,12 @@ def read_dump(paths: Iterable[str], namespace: str, *, pods: Sequence[Object] = 
         quotas=local("ResourceQuota"),
         notes=notes,
     )
+
+
+def _unread(loaded: LoadedObject) -> list[str]:
+    """Return a note if the object has a part of another driver that cannot be read."""
+    fields = unread_parts(loaded.value) if loaded.kind in RESOURCE_KINDS else []
+    return [f"{loaded.kind} {loaded.name}: {', '.join(fields)} cannot be read; it is not considered"] if fields else []
 
 
 def _is_new(value: Object, loaded: LoadedObject, known: _Known) -> bool:
