@@ -1,11 +1,16 @@
 """An HTTP server for a few local clients, with limits for everything that a client chooses.
 
-Slow or many clients delay others only for a short time: a connection has a deadline, and the oldest one is closed if
-there are too many. Each connection has one request. It needs no event loop, so it responds when one does not.
+One thread accepts connections and reads requests without waiting for any client; only a complete request gets a thread.
+So clients that are slow, or many, delay no other: a connection has a deadline, and one address has a share of the
+connections and of the threads. Probes have a share of the threads of their own. Each connection has one request. It
+needs no event loop of the agent, so it responds when that does not.
 """
 
 from __future__ import annotations
 
+import io
+import logging
+import selectors
 import socket
 import ssl
 import threading
@@ -13,23 +18,34 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from dra_agent.errors import UsageError
+from dra_agent.http_connection import HttpConnection, surplus
 
 CONNECTION_TIMEOUT_S = 10.0
 """Seconds from the start to the end of a connection, independent of the client."""
-MAX_CONNECTIONS = 16
-"""Maximum open connections; one more closes the oldest."""
-MAX_REQUEST_BYTES = 16 << 10
-"""Maximum size of the request line and headers; Prometheus sends less than 1 KiB."""
-MAX_THREADS = 4 * MAX_CONNECTIONS
+MAX_CONNECTIONS = 128
+"""Maximum connections without a complete request; one more closes the oldest of the address that has the most."""
+MAX_PER_ADDRESS = 64
+"""Maximum of these connections of one address; one more closes its oldest."""
+MAX_SERVED = 16
+"""Maximum requests that are served at once, half of them for one address, as for connections; probes do not count."""
+MAX_THREADS = 64
 """Closed connections count until their thread ends."""
+PROBE_THREADS = 8
+"""Threads of these for probes only."""
 _POLL_INTERVAL_S = 0.25
-"""Seconds between two checks of the server for a stop: socketserver has no other way."""
-_EVICTION_DELAY_S = 0.02
-"""Seconds of delay after a connection was closed for a new one: each has at least MAX_CONNECTIONS times as long."""
+"""Seconds between two checks of deadlines while there are connections."""
+_ACCEPT_BATCH = 16
+"""Connections that are accepted between two reads of those that are open: a request that has arrived is read first."""
+_BACKLOG = 1024
+"""Connections that the kernel keeps meanwhile."""
+_GRACE_S = 0.05
+"""Seconds that each connection has for its request before it is closed for a new one."""
+
+log = logging.getLogger(__name__)
 
 
 class HttpListener:
@@ -56,14 +72,12 @@ class HttpListener:
                 where=flag,
                 hint="choose a free port on an address of this host",
             ) from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_INTERVAL_S,), name="http", daemon=True
-        )
+        self._thread = threading.Thread(target=self._server.serve, name="http", daemon=True)
 
     @property
     def port(self) -> int:
         """The port, also if 0 was configured."""
-        return int(self._server.server_address[1])
+        return self._server.port
 
     def start(self) -> None:
         """Start to serve."""
@@ -71,25 +85,25 @@ class HttpListener:
 
     def close(self) -> None:
         """Stop serving."""
+        self._server.stop()
         if self._thread.is_alive():
-            self._server.shutdown()
-        self._server.server_close()
+            self._thread.join()
+        self._server.close()
 
 
 class BoundedHandler(BaseHTTPRequestHandler):
     """Base of handlers: they define `do_GET` and `do_HEAD`, and every other method is refused."""
 
-    timeout = CONNECTION_TIMEOUT_S
     server_version = "dra-agent"
     sys_version = ""
+    probes: frozenset[bytes] = frozenset()
+    """Paths that are served while all other requests wait for slow clients; their responses are short."""
 
     def setup(self) -> None:
-        """Limit what is read of a request."""
-        if isinstance(self.request, ssl.SSLSocket):
-            self.request.settimeout(self.timeout)
-            self.request.do_handshake()
-        super().setup()
-        self.rfile: Any = _Bounded(self.rfile, MAX_REQUEST_BYTES)
+        """Read the request that has arrived, and nothing after it."""
+        self.connection, head = self.request
+        self.rfile: Any = io.BytesIO(head)
+        self.wfile: Any = self.connection.makefile("wb")
 
     def respond(
         self,
@@ -112,108 +126,171 @@ class BoundedHandler(BaseHTTPRequestHandler):
         """Do not log requests."""
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
+class _Server:
+    """Reads the requests of all connections on one thread, and has each served by another."""
 
     def __init__(
         self,
         address: tuple[str, int],
-        handler: type[BaseHTTPRequestHandler],
+        handler: type[BoundedHandler],
         tls: Callable[[], ssl.SSLContext | None],
     ) -> None:
+        self._handler = handler
         self._tls = tls
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._running = threading.BoundedSemaphore(MAX_THREADS)
         self._lock = threading.Lock()
-        self._open: dict[socket.socket, float] = {}
-        """Connections and their deadlines, the oldest first."""
-        super().__init__(address, handler)
-
-    def server_bind(self) -> None:
-        # The base class resolves the host's name, which may take long and is not needed.
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def get_request(self) -> tuple[Any, Any]:
-        connection, address = super().get_request()
-        if (context := self._tls()) is None:
-            return connection, address
-        # The handshake waits for the client, so the thread of the connection does it.
-        return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            oldest = next(iter(self._open), None) if len(self._open) >= MAX_CONNECTIONS else None
-            if oldest is not None:
-                del self._open[oldest]
-            self._open[request] = time.monotonic() + CONNECTION_TIMEOUT_S
-        if oldest is not None:
-            _end(oldest)
-            # A client that reconnects at once must not evict one that waits for a response.
-            time.sleep(_EVICTION_DELAY_S)
-        if not self._running.acquire(blocking=False):
-            self._discard(request)
-            self.shutdown_request(request)  # connections come faster than threads end
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        self._waiting: dict[HttpConnection, None] = {}
+        self._served: dict[HttpConnection, None] = {}
+        """Both the oldest first; the lock guards the second."""
+        self._threads = threading.BoundedSemaphore(MAX_THREADS - PROBE_THREADS)
+        self._probe_threads = threading.BoundedSemaphore(PROBE_THREADS)
+        self._stopped = False
+        self._resumes_s = 0.0
+        """When connections are accepted again."""
+        self._listener = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
         try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._running.release()
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listener.bind(address)
+            self._listener.listen(_BACKLOG)
+        except OSError:
+            self._listener.close()
+            raise
+        self._listener.setblocking(False)
+        self.port = int(self._listener.getsockname()[1])
+        self._wakes, self._waker = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wakes, selectors.EVENT_READ)
 
-    def shutdown_request(self, request: Any) -> None:
-        self._discard(request)
-        if isinstance(request, ssl.SSLSocket):
-            # close_notify: the response is complete. That of the client is not waited for.
-            with suppress(OSError, ValueError):
-                request.settimeout(0)
-                request.unwrap()
-        super().shutdown_request(request)
+    def serve(self) -> None:
+        """Accept and read until `stop`."""
+        while not self._stopped:
+            ready = [key for key, _ in self._selector.select(self._timeout_s())]
+            for key in ready:
+                if key.data is not None and key.data in self._waiting:
+                    self._receive(key.data)
+            self._end_late()
+            if self._resumes_s and time.monotonic() >= self._resumes_s:
+                self._resumes_s = 0.0
+                self._selector.register(self._listener, selectors.EVENT_READ)
+            elif any(key.fileobj is self._listener for key in ready):
+                self._accept()
 
-    def service_actions(self) -> None:
-        """Close connections past their deadline; called four times a second."""
-        now = time.monotonic()
-        with self._lock:
-            late = [connection for connection, deadline in self._open.items() if deadline <= now]
-            for connection in late:
-                del self._open[connection]
-        for connection in late:
-            _end(connection)
-
-    def _discard(self, request: Any) -> None:
-        with self._lock:
-            self._open.pop(request, None)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Drop a client that closed the connection or was too slow."""
-
-
-def _end(connection: socket.socket) -> None:
-    """Shut the connection down, so that the thread that reads or writes it closes it."""
-    with suppress(OSError):
-        # That of an SSLSocket removes its TLS, so that its thread would continue without.
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
-
-
-class _Bounded:
-    """A stream that ends after a number of bytes."""
-
-    def __init__(self, stream: Any, remaining: int) -> None:
-        self._stream = stream
-        self._remaining = remaining
-
-    def readline(self, size: int = -1) -> bytes:
-        """Read a line, or the remaining bytes."""
-        line: bytes = self._stream.readline(self._remaining if size < 0 else min(size, self._remaining))
-        self._remaining -= len(line)
-        return line
+    def stop(self) -> None:
+        """Let `serve` return."""
+        self._stopped = True
+        with suppress(OSError):
+            self._waker.send(b"x")
 
     def close(self) -> None:
-        """Close the stream."""
-        self._stream.close()
+        """Close the listener and the connections without a request."""
+        for one in list(self._waiting):
+            self._drop(one)
+        self._selector.close()
+        for end in (self._listener, self._wakes, self._waker):
+            end.close()
+
+    def _timeout_s(self) -> float | None:
+        if self._resumes_s:
+            return max(0.0, self._resumes_s - time.monotonic())
+        return _POLL_INTERVAL_S if self._waiting or self._served else None
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPT_BATCH):
+            oldest = surplus(self._waiting, b"", MAX_PER_ADDRESS, MAX_PER_ADDRESS)
+            if oldest is not None and time.monotonic() < oldest.accepted_s + _GRACE_S:
+                self._resumes_s = oldest.accepted_s + _GRACE_S
+                self._selector.unregister(self._listener)
+                return
+            try:
+                connection, client = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:
+                # No descriptor is free, or the client has gone.
+                if self._waiting:
+                    self._drop(next(iter(self._waiting)))
+                else:
+                    time.sleep(_POLL_INTERVAL_S)
+                return
+            self._admit(connection, client)
+
+    def _admit(self, connection: socket.socket, client: Any) -> None:
+        try:
+            connection.setblocking(False)
+            if (context := self._tls()) is not None:
+                connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+            one = HttpConnection(connection, client, CONNECTION_TIMEOUT_S)
+            if (closed := surplus(self._waiting, one.group, MAX_CONNECTIONS, MAX_PER_ADDRESS)) is not None:
+                self._drop(closed)
+            self._selector.register(connection, selectors.EVENT_READ, one)
+        except (OSError, ValueError):
+            connection.close()
+            return
+        self._waiting[one] = None
+
+    def _receive(self, one: HttpConnection) -> None:
+        try:
+            is_complete = one.receive()
+        except (OSError, ValueError):
+            self._drop(one)
+            return
+        if is_complete:
+            self._selector.unregister(one.connection)
+            del self._waiting[one]
+            self._start(one)
+
+    def _start(self, one: HttpConnection) -> None:
+        """Start the thread of a request, if there is a free one."""
+        head = one.head()
+        words = head.split(None, 2)
+        is_probe = len(words) > 1 and words[1].partition(b"?")[0] in self._handler.probes
+        threads = self._probe_threads if is_probe else self._threads
+        if not is_probe:
+            with self._lock:
+                if (closed := surplus(self._served, one.group, MAX_SERVED, MAX_SERVED // 2)) is not None:
+                    del self._served[closed]
+                    closed.end()
+        if not threads.acquire(blocking=False):
+            one.close()  # requests come faster than threads end
+            return
+        if not is_probe:
+            with self._lock:
+                self._served[one] = None
+        try:
+            threading.Thread(target=self._respond, args=(one, head, threads), name="http request", daemon=True).start()
+        except RuntimeError:  # the system has no thread
+            self._finish(one, threads)
+
+    def _respond(self, one: HttpConnection, head: bytes, threads: threading.BoundedSemaphore) -> None:
+        try:
+            one.connection.settimeout(max(0.001, one.deadline_s - time.monotonic()))
+            self._handler((one.connection, head), one.client, self)  # type: ignore[arg-type]
+        except (OSError, ValueError):
+            pass  # the client closed the connection or was too slow
+        except Exception:
+            log.exception("an HTTP request cannot be served because of a defect")
+        finally:
+            self._finish(one, threads)
+
+    def _finish(self, one: HttpConnection, threads: threading.BoundedSemaphore) -> None:
+        with self._lock:
+            self._served.pop(one, None)
+        one.close()
+        threads.release()
+
+    def _end_late(self) -> None:
+        now = time.monotonic()
+        for one in [one for one in self._waiting if one.deadline_s <= now]:
+            self._drop(one)
+        with self._lock:
+            late = [one for one in self._served if one.deadline_s <= now]
+            for one in late:
+                del self._served[one]
+        for one in late:
+            one.end()
+
+    def _drop(self, one: HttpConnection) -> None:
+        del self._waiting[one]
+        with suppress(KeyError, ValueError, OSError):
+            self._selector.unregister(one.connection)
+        one.close()

@@ -36,9 +36,9 @@ _OPENING = b"[{"
 _KEYS = (b'"opaque"', b'"data"')
 
 
-def may_have_parts(text: bytes) -> bool:
-    """Return False for the text of objects without a free-form part: a search instead of a walk."""
-    return any(key in text for key in _KEYS)
+def may_be_deep(text: bytes) -> bool:
+    """Return False for the text of objects without a part that is not read: searches instead of a walk."""
+    return text.count(b"{") + text.count(b"[") > MAX_DEPTH and any(key in text for key in _KEYS)
 
 
 def unread_parts(value: Object) -> list[str]:
@@ -51,12 +51,12 @@ def unread_parts(value: Object) -> list[str]:
         metadata.pop(MANAGED_FIELDS[1], None)
     unread = []
     for path in PATHS:
-        for owner, field in _owners(value, path):
+        for owner in _owners(value, path):
             part = owner[path[-1]]
             if part == NOT_READ or _is_deep(part):
                 owner[path[-1]] = NOT_READ
-                unread.append(field)
-    return unread
+                unread.append(".".join(path).replace(f".{EACH}", "[]"))
+    return list(dict.fromkeys(unread))
 
 
 def without_unreadable(text: bytes, prefix: Sequence[str] = ()) -> bytes:
@@ -111,21 +111,18 @@ _QUOTE = b'"'[0]
 _EACH = EACH.encode()
 
 
-def _owners(value: Any, path: Sequence[str]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the objects that have a field at the path, and the path with the positions in lists."""
-    found: list[tuple[Any, str]] = [(value, "")]
-    for step in path[:-1]:
-        below: list[tuple[Any, str]] = []
-        for one, field in found:
-            if step == EACH:
-                if isinstance(one, list):
-                    below += ((entry, f"{field}[{index}]") for index, entry in enumerate(one))
-            elif isinstance(one, dict) and step in one:
-                below.append((one[step], f"{field}.{step}" if field else step))
-        found = below
-    for one, field in found:
-        if isinstance(one, dict) and path[-1] in one:
-            yield one, f"{field}.{path[-1]}"
+def _owners(value: Any, path: Sequence[str], begin: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the objects that have a field at the path."""
+    for position in range(begin, len(path) - 1):
+        if path[position] == EACH:
+            for entry in value if isinstance(value, list) else ():
+                yield from _owners(entry, path, position + 1)
+            return
+        if not isinstance(value, dict):
+            return
+        value = value.get(path[position])
+    if isinstance(value, dict) and path[-1] in value:
+        yield value
 
 
 def _is_deep(value: Any) -> bool:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from dra_agent import bounded_http
-from dra_agent.bounded_http import MAX_CONNECTIONS, MAX_REQUEST_BYTES
+from dra_agent.bounded_http import MAX_PER_ADDRESS
+from dra_agent.http_connection import MAX_REQUEST_BYTES
 from dra_agent.metrics.http_server import HttpServer
 from eventually import DEADLINE_S, eventually
 
 SLOW_CLIENTS = 20
+HELD = 300
+PROBE_TIMEOUT_S = 1.0
 ROUNDS = 15
 
 
@@ -82,6 +87,68 @@ def test_twenty_slow_connections_do_not_delay_probes(server: HttpServer, monkeyp
         slow.end()
 
 
+def seconds_of_probes(server: HttpServer) -> float:
+    begin = time.monotonic()
+    assert [get_status(server) for _ in range(ROUNDS)] == [200] * ROUNDS
+    return time.monotonic() - begin
+
+
+def connections_of(server: HttpServer, count: int, text: bytes) -> list[socket.socket]:
+    """Return connections that are made all at once, have sent a text as soon as they can, and send no more."""
+    found = [socket.socket() for _ in range(count)]
+    for connection in found:
+        connection.setblocking(False)
+        connection.connect_ex(("127.0.0.1", server.port))
+    for connection in found:
+        with suppress(OSError):  # the server has not accepted it yet, or has closed it for the next ones
+            connection.sendall(text)
+    return found
+
+
+@pytest.mark.parametrize("text", [b"", b"GET /metrics HTTP/1.1\r\nX: "])
+def test_three_hundred_slow_connections_at_once_do_not_delay_probes(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch, text: bytes
+) -> None:
+    monkeypatch.setattr(bounded_http, "CONNECTION_TIMEOUT_S", 10 * DEADLINE_S)
+    undisturbed_s = seconds_of_probes(server)
+    connections = connections_of(server, HELD, text)
+    try:
+        assert seconds_of_probes(server) < 10 * undisturbed_s + PROBE_TIMEOUT_S
+        assert get_status(server, "/metrics") == 200
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_requests_whose_responses_nobody_reads_do_not_delay_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_http, "CONNECTION_TIMEOUT_S", 10 * DEADLINE_S)
+    large = b"x" * (64 << 20)
+    server = HttpServer(("127.0.0.1", 0), render=lambda accept: (large, "text/plain"), healthy=list, ready=list)
+    server.start()
+    connections = connections_of(server, HELD, b"GET /metrics HTTP/1.1\r\n\r\n")
+    try:
+        assert [get_status(server) for _ in range(ROUNDS)] == [200] * ROUNDS
+    finally:
+        for connection in connections:
+            connection.close()
+        server.close()
+
+
+def test_an_address_with_many_connections_takes_none_of_another(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_http, "CONNECTION_TIMEOUT_S", 10 * DEADLINE_S)
+    other = socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S, source_address=("127.0.0.2", 0))
+    connections = connections_of(server, HELD, b"GET ")
+    try:
+        assert get_status(server) == 200
+        other.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert other.recv(4096).startswith(b"HTTP/1.0 200 ")
+    finally:
+        for connection in (other, *connections):
+            connection.close()
+
+
 def test_probes_can_have_their_own_listener(server: HttpServer) -> None:
     with_probes = HttpServer(("127.0.0.1", 0), healthy=list, ready=lambda: ["starting"])
     with_probes.start()
@@ -113,7 +180,7 @@ def test_a_connection_has_a_total_deadline(server: HttpServer, monkeypatch: pyte
 def test_one_connection_too_many_closes_the_oldest(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_http, "CONNECTION_TIMEOUT_S", 10 * DEADLINE_S)  # else its deadline closes it too
     connections = [
-        socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) for _ in range(MAX_CONNECTIONS)
+        socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) for _ in range(MAX_PER_ADDRESS)
     ]
     try:
         for connection in connections:

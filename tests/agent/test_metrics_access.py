@@ -158,7 +158,7 @@ def test_one_connection_too_many_closes_the_oldest_handshake(
     server = serve(secret)
     connections = [
         socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S)
-        for _ in range(bounded_http.MAX_CONNECTIONS)
+        for _ in range(bounded_http.MAX_PER_ADDRESS)
     ]
     try:
         assert get(server, trusted=secret.trusted())[0] == 200

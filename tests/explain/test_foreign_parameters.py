@@ -58,7 +58,7 @@ def test_explain_of_another_claim_is_right_and_has_a_note(cluster: FakeApi, comm
     assert code == 1
     assert "tenants/theirs" in json.dumps(answer["nodes"])  # which holds the device
     assert any(note.startswith(NOTE) for note in answer["notes"])
-    assert any(note.startswith("DeviceClass any: spec.config[0]") for note in answer["notes"])
+    assert any(note.startswith("DeviceClass any: spec.config[]") for note in answer["notes"])
     _, printed, _ = command("explain", "claim/fits")
     assert "its devices are free on node n1" in printed
     assert NOTE in printed

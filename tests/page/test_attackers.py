@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dra_agent.bounded_http import MAX_CONNECTIONS
+from dra_agent.bounded_http import MAX_PER_ADDRESS
 from dra_cluster.page.server import PageServer
 from dra_cluster.page.views import ClusterView, DeviceView, HostView, NodeView, PendingView, ReclaimView, ReleaseView
 
@@ -131,7 +131,7 @@ def test_many_idle_connections_do_not_keep_others_out(server: PageServer) -> Non
     parts = urlsplit(server.url)
     idle = [
         socket.create_connection((parts.hostname, parts.port), timeout=REQUEST_TIMEOUT_S)
-        for _ in range(MAX_CONNECTIONS + 4)
+        for _ in range(MAX_PER_ADDRESS + 4)
     ]
     try:
         assert request(server.url).status == 200

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dra_agent.api_object import Object
-from dra_agent.free_form import EACH, may_have_parts, spans, unread_parts, without_unreadable
+from dra_agent.free_form import EACH, may_be_deep, spans, unread_parts, without_unreadable
 from dra_agent.json_decode import decode_json
 
 MAX_NOTES = 5
@@ -72,8 +72,8 @@ def decode_object(text: bytes) -> Any:
     try:
         value = decode_json(text)
     except msgspec.DecodeError:
-        value = decode_json(without_unreadable(text))
-    if may_have_parts(text) and isinstance(value, dict):
+        return decode_json(without_unreadable(text))
+    if may_be_deep(text) and isinstance(value, dict):
         unread_parts(value)
     return value
 
@@ -81,6 +81,7 @@ def decode_object(text: bytes) -> Any:
 def decode_page(text: bytes, kind: str) -> Page:
     """Return a page of objects of a kind; raises msgspec.DecodeError for what is not a list."""
     problems: list[str] = []
+    given = text
     try:
         page = _page(text)
     except msgspec.DecodeError:
@@ -90,10 +91,12 @@ def decode_page(text: bytes, kind: str) -> Page:
         except msgspec.DecodeError:
             page = _page_of_single_items(text, problems)
     readable = list(_named_items(page.items or (), problems))
-    if may_have_parts(text):
-        for item in readable:
-            if unread := unread_parts(item):
-                problems.append(f"{_name(item['metadata'])}: {', '.join(unread)} cannot be read")
+    if may_be_deep(text) or text is not given:
+        problems += (
+            f"{_name(item['metadata'])}: {', '.join(unread)} cannot be read"
+            for item in readable
+            if (unread := unread_parts(item))
+        )
     notes = [f"{kind} {problem}; it is not considered" for problem in problems]
     return Page(readable, page.metadata.resource_version, page.metadata.next_page, notes)
 
@@ -108,7 +111,7 @@ def decode_event(line: bytes) -> Event:
             event = decode_json(line, type=_Event)
         except msgspec.DecodeError as error:
             return _damaged(line, error)
-    if may_have_parts(line):
+    if may_be_deep(line):
         unread_parts(event.object)
     return Event(event.type, event.object, "")
 

@@ -127,7 +127,9 @@ def _read_json(text: str, file: str) -> list[LoadedObject]:
 
 def _without_unreadable(text: str) -> str:
     """Replace what drivers define and nothing here reads, as in responses of the API server; lines stay the same."""
-    return without_unreadable(without_unreadable(text.encode(errors="surrogatepass"), ("items", EACH))).decode(errors="surrogatepass")
+    return without_unreadable(without_unreadable(text.encode(errors="surrogatepass"), ("items", EACH))).decode(
+        errors="surrogatepass"
+    )
 
 
 def _is_list(value: dict[str, Any]) -> bool:

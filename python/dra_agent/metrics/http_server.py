@@ -47,6 +47,8 @@ def _handler(
     render: Render | None, healthy: Check, ready: Check, access: EndpointAccess | None
 ) -> type[BoundedHandler]:
     class Handler(BoundedHandler):
+        probes = frozenset((b"/healthz", b"/readyz"))
+
         def do_GET(self) -> None:  # noqa: N802  (the base class finds methods by the verb)
             match self.path.partition("?")[0]:
                 case "/metrics" if render is not None:
