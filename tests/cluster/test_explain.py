@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,9 +14,11 @@ from cluster.kube.agent import Agent
 from cluster.kube.api import CLASSES, RESOURCE_QUOTAS, TAINT_RULES
 from cluster.kube.cluster import Cluster
 from cluster.kube.process import until
-from cluster.kube.workload import Namespace, container, cordon, match, request
+from cluster.kube.workload import Namespace, container, cordon, match, opaque, request
 
 HARDWARE = {"node-a": "dgx-h100", "node-b": "l40s"}
+LEVELS = 1200
+"""Nested lists; Python decodes fewer than a thousand, Go ten thousand."""
 OWN = 'device.attributes["dra-agent.internal"]'
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -261,3 +263,52 @@ def test_claims_are_listed_for_all_nodes_and_for_one(
     own = cluster.identity().kubeconfig("node-a")
     (row,) = json.loads(agent_command("claims", *state, "--kubeconfig", str(own), "-o", "json").stdout)
     assert row["used_by"] == ["pod user-node-a"]
+
+
+@pytest.fixture
+def deep_json() -> Iterator[str]:
+    """Parameters that the API server stores and decoders refuse; this process reads them until the test has ended."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20 * LEVELS)
+    yield '{"lists":' + "[" * LEVELS + "]" * LEVELS + "}"
+    sys.setrecursionlimit(limit)
+
+
+def test_parameters_of_another_driver_that_decoders_refuse_hide_nothing(
+    deep_json: str,
+    cluster: Cluster,
+    agents: dict[str, Agent],
+    namespace: Namespace,
+    agent_command: Command,
+) -> None:
+    theirs = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "theirs", "namespace": namespace.name},
+        "spec": {
+            "devices": {
+                "requests": [request("gpu", "gpu")],
+                "config": [opaque("other.example.com", {}, "gpu")],
+            }
+        },
+    }
+    path = cluster.directory / f"{namespace.name}-theirs.json"
+    path.write_text(json.dumps(theirs).replace('"parameters": {}', f'"parameters": {deep_json}'))
+    cluster.kubectl("create", "--validate=false", "-f", str(path))
+    # Its agent prepares it too: the parameters are for another driver.
+    namespace.pod("holder", claim="theirs")
+    namespace.running("holder")
+    namespace.claim("mine", request("gpu", "gpu"))
+    where = ("-n", namespace.name, "--kubeconfig", str(cluster.kubeconfig))
+    explained = agent_command("explain", "claim/mine", *where, "-o", "json", check=False)
+    assert explained.returncode in (0, 1) and explained.stdout, explained.stderr
+    counted = agent_command("capacity", "claim/mine", *where, "-o", "json", check=False)
+    assert counted.stdout, counted.stderr
+    answer, capacity = json.loads(explained.stdout), json.loads(counted.stdout)
+    assert {entry["node"] for entry in answer["nodes"]} >= {"node-a", "node-b"}
+    assert capacity["total"] > 0
+    for notes in (answer["notes"], capacity["notes"]):
+        assert any(note.startswith(f"ResourceClaim {namespace.name}/theirs: ") for note in notes), notes
+    listed = agent_command("claims", "--all-nodes", *where, "-o", "json")
+    assert [row["claim"] for row in json.loads(listed.stdout)] == ["theirs"]
+    assert f"note: ResourceClaim {namespace.name}/theirs: " in listed.stderr
