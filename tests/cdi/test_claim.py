@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dra_agent.cdi.claim import SpecDevice, build_spec
 from dra_agent.cdi.edits import DeviceEdits
 from dra_agent.cdi.model import ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec, encode
-from dra_agent.cdi.registry import decode
+from dra_agent.cdi.text import decode
 from dra_agent.cdi.validate import KNOWN, minimum_version, problems, warnings
 from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.errors import PermanentError
@@ -158,7 +158,7 @@ def specs(draw: st.DrawFn) -> Spec:
 def test_written_specs_are_read_back_and_match_the_schema(spec: Spec, schema: dict[str, Any]) -> None:
     assert problems(spec) == [] and warnings(spec) == []
     data = encode(spec)
-    assert decode(data, json=True) == spec and decode(data) == spec
+    assert decode(data, as_json=True) == spec and decode(data) == spec
     jsonschema.Draft202012Validator(schema).validate(json.loads(data))
 
 

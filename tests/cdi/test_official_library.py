@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dra_agent.cdi.model import ContainerEdits, Device, Spec, encode
-from dra_agent.cdi.registry import applied_edits, decode, load_registry
+from dra_agent.cdi.registry import applied_edits, load_registry
+from dra_agent.cdi.text import decode
 from dra_agent.errors import PermanentError
 
 # The first build of the official library takes a while.
@@ -191,4 +192,4 @@ def test_special_characters_are_preserved(oracle: Any, tmp_path: Path) -> None:
     response = oracle([tmp_path], [["vendor.com/class=d"]])
     assert response["errors"] == {}
     assert response["injections"][0]["spec"]["process"]["env"] == [f"ODD={special}"]
-    assert decode(encode(original)) == original == decode(encode(original), json=True)
+    assert decode(encode(original)) == original == decode(encode(original), as_json=True)

@@ -7,13 +7,15 @@ unknown fields, and so does this model. Source: the Container Device Interface s
 from __future__ import annotations
 
 import re
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
 # Characters that are valid in JSON, but invalid or line breaks in YAML (YAML 1.1, sections 5.1 and 5.4).
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Uint32 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
 NodeType = Literal["", "b", "c", "u", "p"]
 HookName = Literal["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"]
 
@@ -30,13 +32,13 @@ class DeviceNode(_Part, frozen=True):
     host_path: str = ""
     """On the host, if different from `path` (CDI 0.5.0)."""
     type: NodeType = ""
-    major: int | None = None
-    minor: int | None = None
-    file_mode: int | None = None
+    major: Int64 | None = None
+    minor: Int64 | None = None
+    file_mode: Uint32 | None = None
     permissions: str = ""
     """Permissions of the device cgroup: a subset of "rwm", "none", or "" for all."""
-    uid: int | None = None
-    gid: int | None = None
+    uid: Uint32 | None = None
+    gid: Uint32 | None = None
 
 
 class NetDevice(_Part, frozen=True):
@@ -53,7 +55,7 @@ class Hook(_Part, frozen=True):
     path: str
     args: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
-    timeout: int | None = None
+    timeout: Int64 | None = None
 
 
 class Mount(_Part, frozen=True):
@@ -85,7 +87,7 @@ class ContainerEdits(_Part, frozen=True):
     hooks: tuple[Hook, ...] = ()
     mounts: tuple[Mount, ...] = ()
     intel_rdt: IntelRdt | None = None
-    additional_gids: tuple[int, ...] = ()
+    additional_gids: tuple[Uint32, ...] = ()
 
     def __bool__(self) -> bool:
         """Return whether the edits are not empty: a runtime rejects a file with empty edits."""

@@ -5,23 +5,17 @@ It also computes the edits that a runtime applies to a container. It never write
 
 from __future__ import annotations
 
-import json as json_module
 import os
 import posixpath
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from dra_agent.cdi.model import ContainerEdits, Device, DeviceNode, Mount, Spec
+from dra_agent.cdi.text import Reading, readings
 from dra_agent.cdi.validate import problems
 from dra_agent.errors import PermanentError
-
-if TYPE_CHECKING:
-    import yaml
 
 DEFAULT_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
 """Default directories of runtimes, lowest priority first."""
@@ -41,6 +35,8 @@ class LoadedFile:
     spec: Spec | None
     """None if a runtime rejects the file."""
     refused: tuple[str, ...] = ()
+    caveat: str = ""
+    """Which runtimes reject a file that others read, and why; empty if all that know its version read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,73 +118,26 @@ def _is_directory(path: str) -> bool:
 def load_file(path: Path, priority: int = 0) -> LoadedFile:
     """Read one file as a runtime does; returns reasons if it is rejected."""
     try:
-        spec = decode(path.read_bytes(), json=path.suffix == ".json")
+        found = readings(path.read_bytes(), as_json=path.suffix == ".json")
     except OSError as error:
         return LoadedFile(path, priority, None, (f"cannot be read: {error.strerror}",))
     except ValueError as error:
         return LoadedFile(path, priority, None, (str(error),))
-    refused = tuple(problems(spec))
-    return LoadedFile(path, priority, None if refused else spec, refused)
+    newer, older = (_refused(reading) for reading in found)
+    if newer and older:
+        return LoadedFile(path, priority, None, newer if found[0].spec is not None else older)
+    spec = found[1].spec if newer else found[0].spec
+    assert spec is not None
+    caveat = ""
+    if newer or (older and spec.cdi_version.removeprefix("v") != found[0].newest):
+        refusing, reason = (found[0], newer[0]) if newer else (found[1], older[0])
+        caveat = f"runtimes with {refusing.library} refuse it: {reason}"
+    return LoadedFile(path, priority, spec, (), caveat)
 
 
-def decode(data: bytes, *, json: bool = False) -> Spec:
-    """Decode a spec of JSON or YAML text; raises ValueError with the field or line.
-
-    JSON is YAML to the loaders, so a .json file may hold YAML too: `json` selects the format to try first.
-    """
-    if json:
-        try:
-            value = json_module.loads(data, object_pairs_hook=_no_repeats)
-        except (ValueError, RecursionError):
-            value = _from_yaml(data)  # which also reports the error
-    else:
-        value = _from_yaml(data)
-    return msgspec.convert(_without_nulls(value), Spec)
-
-
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(value := dict(pairs)) != len(pairs):
-        raise ValueError("a key appears twice")
-    return value
-
-
-def _from_yaml(data: bytes) -> Any:
-    import yaml  # 1.5 MiB: needed only for YAML specs of other tools
-
-    try:
-        return yaml.load(data, Loader=_loader())  # noqa: S506 - a safe loader that also rejects repeated keys
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: " if mark is not None else ""
-        raise ValueError(f"{where}{getattr(error, 'problem', None) or error}") from error
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-
-
-def _loader() -> type[yaml.SafeLoader]:
-    import yaml
-
-    class StrictLoader(yaml.SafeLoader):
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            seen: set[Any] = set()
-            for key_node, _ in node.value:
-                key = key_node.value
-                if key in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"key {key!r} appears twice", key_node.start_mark
-                    )
-                seen.add(key)
-            return super().construct_mapping(node, deep)
-
-    return StrictLoader
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    return value
+def _refused(reading: Reading) -> tuple[str, ...]:
+    """Return why a library rejects a file; empty if it does not."""
+    return (reading.problem,) if reading.spec is None else tuple(problems(reading.spec, newest=reading.newest))
 
 
 def applied_edits(registry: Registry, ids: Sequence[str]) -> ContainerEdits:

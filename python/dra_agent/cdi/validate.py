@@ -17,10 +17,13 @@ MAX_ANNOTATIONS_BYTES = 256 * 1024
 """Bytes of all keys and values of one object's annotations."""
 
 
-def problems(spec: Spec) -> list[str]:
-    """Return all reasons to reject the spec as "field: reason"; empty for a spec that every loader accepts."""
+def problems(spec: Spec, *, newest: str = "1.1.0") -> list[str]:
+    """Return all reasons to reject the spec as "field: reason"; empty for a spec that every loader accepts.
+
+    `newest` is the newest version that the loader knows.
+    """
     # Lists, and not generators: each new claim has its spec validated while the kubelet waits.
-    found = _version(spec)
+    found = _version(spec, newest)
     vendor, slash, device_class = spec.kind.partition("/")
     if not slash:
         found.append(f"kind: {spec.kind!r} is not vendor/class")
@@ -52,9 +55,9 @@ def warnings(spec: Spec) -> list[str]:
     return found
 
 
-def _version(spec: Spec) -> list[str]:
+def _version(spec: Spec, newest: str) -> list[str]:
     version = spec.cdi_version.removeprefix("v")
-    if version not in KNOWN:
+    if version not in KNOWN or KNOWN.index(version) > KNOWN.index(newest):
         return [f"cdiVersion: {spec.cdi_version!r} is not a released version"]
     needed = minimum_version(spec)
     if KNOWN.index(version) < KNOWN.index(needed):

@@ -309,7 +309,7 @@ def _validate(args: argparse.Namespace) -> int:
             loaded.spec.kind if loaded.spec else None,
             len(loaded.spec.devices) if loaded.spec else 0,
             loaded.refused,
-            tuple(warnings(loaded.spec)) if loaded.spec else (),
+            (*([loaded.caveat] if loaded.caveat else ()), *(warnings(loaded.spec) if loaded.spec else ())),
         )
         for loaded in registry.files
     ]

@@ -24,6 +24,8 @@ def check_cdi(context: CheckContext) -> Iterator[Finding]:
     for file in registry.files:
         for reason in file.refused:
             yield problem(f"runtimes refuse it: {reason}", str(file.path), "fix or remove the file")
+        if file.caveat:
+            yield warning(file.caveat, str(file.path), "write it as the specification has it; other runtimes read it")
         for message in warnings(file.spec) if file.spec else ():
             yield warning(message, str(file.path), "fix the file: a later runtime may refuse it")
     for conflict in registry.conflicts:

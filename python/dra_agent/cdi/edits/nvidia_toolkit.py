@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dra_agent.cdi.model import ContainerEdits, Spec
-from dra_agent.cdi.registry import decode, load_file, spec_names
+from dra_agent.cdi.registry import load_file, spec_names
+from dra_agent.cdi.text import decode
 from dra_agent.command import HostCommand
 from dra_agent.driver_root import DriverRoot
 
@@ -60,7 +61,7 @@ class ToolkitCommand:
             last = done.errors.strip().splitlines()[-1:] or ["no message"]
             raise self._tool.error(f"exit status {done.status}: {last[0]}")
         try:
-            spec = decode(done.output, json=True)
+            spec = decode(done.output, as_json=True)
         except ValueError as error:
             raise self._tool.error(f"its output cannot be used: {error}") from error
         found = _of_device(spec, uuid)
