@@ -16,6 +16,7 @@ from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.model import Device
 from dra_agent.prepare.preparer import UNDO_TIMEOUT_S
 from dra_agent.prepare.setup import SetupDevice, SetupOutcome
+from logged import logged_by
 from prepare.simulated_node import POOL, PartitionParameters, SimulatedNode, claim, partition, result
 
 
@@ -95,6 +96,24 @@ def test_configuration_of_the_claim_overrides_that_of_the_class(node: SimulatedN
         )
     )
     assert "PARTITION=4" in env(node, prepared[0]) and "PARTITION=2" in env(node, prepared[1])
+
+
+@pytest.mark.parametrize(
+    ("entries", "conflict"),
+    [
+        (({}, {}), True),
+        (({"requests": ["one"]}, {"requests": ["two"]}), False),
+        (({}, {"source": "FromClaim"}), False),
+    ],
+)
+def test_settings_of_two_classes_without_requests_are_reported(
+    node: SimulatedNode, caplog: pytest.LogCaptureFixture, entries: tuple[dict[str, Any], ...], conflict: bool
+) -> None:
+    config = [{**partition(count), "source": "FromClass", **more} for count, more in enumerate(entries, 1)]
+    node.preparer.prepare(claim("a", result("gpu-0", "one"), result("gpu-1", "two"), config=config))
+    messages = [record.getMessage() for record in logged_by(caplog, "dra_agent.prepare.plan")]
+    assert len(messages) == conflict
+    assert all("config[0] and status" in text and "the last one applies" in text for text in messages)
 
 
 def test_an_invalid_class_configuration_may_be_overridden(node: SimulatedNode) -> None:

@@ -84,3 +84,49 @@ def test_products_have_the_names_of_devices_with_and_without_pci_ids(
 def test_the_picture_of_the_readme_has_the_names_of_devices() -> None:
     picture = (Path(__file__).resolve().parents[2] / "docs/images/dgx-h100.svg").read_text()
     assert picture.count(">NVIDIA H100 80GB HBM3</text>") == 8
+
+
+def with_functions(directory: Path, physical: int, virtual: int) -> Path:
+    """Return the sysfs of a host with cards of which each has virtual functions, all below one bridge."""
+    root = directory / "sys"
+    listing = root / "bus/pci/devices"
+    listing.mkdir(parents=True)
+    (root / "devices/system/node").mkdir(parents=True)
+
+    def add(address: str, files: dict[str, str]) -> Path:
+        place = root / "devices/pci0000:00" / address
+        place.mkdir(parents=True)
+        known = {"class": "0x020000", "vendor": "0x8086", "device": "0x1592", "numa_node": "0", **files}
+        for name, text in known.items():
+            (place / name).write_text(f"{text}\n")
+        (listing / address).symlink_to(f"../../../devices/pci0000:00/{address}")
+        return place
+
+    for card in range(physical):
+        address = f"{card:04x}:01:00.0"
+        own = add(address, {"sriov_totalvfs": str(virtual), "sriov_numvfs": str(virtual)})
+        for index in range(virtual):
+            other = f"{card:04x}:{2 + index // 256:02x}:{index % 256 // 8:02x}.{index % 8}"
+            (add(other, {}) / "physfn").symlink_to(f"../{address}")
+            (own / f"virtfn{index}").symlink_to(f"../{other}")
+    return root
+
+
+def test_distances_of_two_thousand_functions_are_summarized(tmp_path: Path) -> None:
+    root = ("--sysfs-root", with_functions(tmp_path, physical=4, virtual=512))
+    done = run(*root, "-o", "json", state=tmp_path)
+    document = json.loads(done.stdout)
+    assert len(document["devices"]) == 4 * 513
+    assert len(document["distances"]) == 6
+    assert document["omitted"].startswith("distances of 2048 virtual functions")
+    assert len(done.stdout) < 8 << 20
+
+
+def test_distances_of_many_cards_have_a_limit_and_a_flag(tmp_path: Path) -> None:
+    root = ("--sysfs-root", with_functions(tmp_path, physical=200, virtual=0))
+    document = json.loads(run(*root, "-o", "json", state=tmp_path).stdout)
+    assert len(document["distances"]) == 128 * 127 // 2
+    assert document["omitted"] == "distances of 72 more functions; --all-distances lists them"
+    every = json.loads(run(*root, "-o", "json", "--all-distances", state=tmp_path).stdout)
+    assert len(every["distances"]) == 200 * 199 // 2
+    assert "omitted" not in every

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dra_agent.cli.output import add_output_flag
 from dra_agent.cli.parser import examples
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from dra_agent.cli.shown_host import ShownHost
     from dra_agent.host import Host
     from dra_agent.inventory.model import Device
-    from dra_agent.topology import Topology
+    from dra_agent.topology import LiveTopology, PciFunction, Topology
     from dra_agent.topology.display_tree import Holders
     from dra_agent.topology.pci_ids import PciIds
 
+MAX_WITH_DISTANCES = 128
+"""Functions whose distances are listed without --all-distances: the number of pairs is quadratic."""
 EPILOG = examples(
     ("topology", "the tree of this host"),
     ("topology --simulate dgx-h100", "the tree of a simulated DGX H100"),
@@ -39,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="draw a picture into FILE (- is standard output) instead of printing a tree",
     )
+    parser.add_argument(
+        "--all-distances",
+        action="store_true",
+        help="with -o json or yaml: the distances of all pairs, also of many virtual functions",
+    )
     add_flags(parser, HOST_FLAGS)
     add_output_flag(parser, names=False)
 
@@ -53,12 +60,13 @@ def run(args: argparse.Namespace) -> int:
     shown = shown_host(args)
     pictured = args.svg is not None or args.output == "table"
     with progress("scanning the host"), command_host(shown.config) as host:
-        topology = _scan(host, shown.config, distances=args.output != "table")
+        live = _scan(host, shown.config)
+        topology = live.snapshot()
         holders, names = _known(shown, host, topology) if pictured else (None, None)
     if args.svg:
         _write_picture(args.svg, topology, picture_title(shown.config), holders, names)
     if args.output != "table":
-        emit(topology, args.output)
+        emit(_with_distances(live, topology, everything=args.all_distances), args.output)
     elif not args.svg:
         shown.announce(args.output)
         _print_tree(topology, holders, names)
@@ -103,12 +111,39 @@ def picture_facts(shown: ShownHost, devices: Sequence[Device]) -> tuple[Holders 
     return KnownHolders(holders, offered), known
 
 
-def _scan(host: Host, config: Config, *, distances: bool) -> Topology:
+def _with_distances(live: LiveTopology, topology: Topology, *, everything: bool) -> Topology | dict[str, Any]:
+    """Return the topology with its distances; of many functions with some of them, and what is left out."""
+    if everything or len(topology.relevant) <= MAX_WITH_DISTANCES:
+        return live.snapshot(distances=True)
+    import msgspec
+
+    listed, omitted = listed_functions(topology.relevant)
+    pairs = ((one, other) for position, one in enumerate(listed) for other in listed[position + 1 :])
+    distances = {f"{one},{other}": found for one, other in pairs if (found := live.distance(one, other)) is not None}
+    document: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(topology, distances=distances))
+    return {**document, "omitted": omitted}
+
+
+def listed_functions(functions: Sequence[PciFunction]) -> tuple[list[str], str]:
+    """Return the addresses of at most MAX_WITH_DISTANCES functions, physical ones only, and what is left out."""
+    physical = [one.pci_address for one in functions if one.physfn is None]
+    virtual = len(functions) - len(physical)
+    reasons = []
+    if virtual:
+        reasons.append(
+            f"distances of {virtual} virtual functions: to other cards they are those of the physical function"
+        )
+    if (more := len(physical) - MAX_WITH_DISTANCES) > 0:
+        reasons.append(f"distances of {more} more functions")
+    return physical[:MAX_WITH_DISTANCES], "; ".join([*reasons, "--all-distances lists them"])
+
+
+def _scan(host: Host, config: Config) -> LiveTopology:
     from dra_agent.errors import PermanentError, UsageError
-    from dra_agent.topology import scan
+    from dra_agent.topology import LiveTopology
 
     try:
-        return scan(host, distances=distances)
+        return LiveTopology(host)
     except PermanentError as error:
         if config.sysfs_root == Path("/sys"):
             raise

@@ -72,6 +72,7 @@ class ConfigEntry:
     requests: tuple[str, ...]
     """Requests that it applies to; empty for all."""
     parameters: Any
+    from_class: bool = False
 
     def applies_to(self, results: Iterable[str]) -> bool:
         """Return whether it applies to any of these results; a request name covers its subrequests."""
@@ -107,7 +108,12 @@ def read(claim: Mapping[str, Any], driver: str) -> ClaimAllocation:
     if devices is None:
         raise RetryableError("is not allocated", where=where, hint="wait for the scheduler")
     config = tuple(
-        ConfigEntry(f"status.allocation.devices.config[{index}]", tuple(entry.requests or ()), entry.opaque.parameters)
+        ConfigEntry(
+            f"status.allocation.devices.config[{index}]",
+            tuple(entry.requests or ()),
+            entry.opaque.parameters,
+            from_class=entry.source == "FromClass",
+        )
         for index, entry in enumerate(devices.config or ())
         if entry.opaque is not None and entry.opaque.driver == driver
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ from dra_agent.inventory.model import Device
 from dra_agent.prepare.allocation import ClaimAllocation, ConfigEntry
 from dra_agent.prepare.config import decode
 from dra_agent.prepare.setup import DeviceSetup, Kind, SetupDevice, UnsuitableError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ def plan(
     claim = str(allocation)
     candidates = [_decoded(entry, setups, claim) for entry in allocation.config]
     defaults: list[_Candidate] = []
+    conflicts: set[str] = set()
     for item in allocation.devices:
         if item.admin_access:
             continue
@@ -77,6 +81,7 @@ def plan(
                 continue
             if candidate.setup.kind in selected:
                 candidate.suits = True
+                conflicts |= _conflict(candidate, selected[candidate.setup.kind])
             elif candidate.applies_to(device, claim):
                 selected[candidate.setup.kind] = candidate
         for kind, setup in setups.items():
@@ -87,12 +92,32 @@ def plan(
     for candidate in candidates:
         if candidate.unsuitable is not None and not candidate.suits:
             raise candidate.unsuitable
+    for conflict in sorted(conflicts):
+        log.warning(f"settings of several classes conflict: {conflict}", extra={"claim": claim})
     order = list(setups)
     return tuple(
         SetupStep(candidate.setup, candidate.parameters, candidate.raw, tuple(candidate.devices))
         for candidate in sorted([*candidates, *defaults], key=lambda candidate: order.index(candidate.setup.kind))
         if candidate.devices
     )
+
+
+def _conflict(ignored: _Candidate, applied: _Candidate) -> set[str]:
+    """Return that settings of a class are ignored for those of another; kube-scheduler no longer mixes them up.
+
+    Before November 2025 it wrote the settings of each class without the requests of the class, so that those of the
+    last class apply to all devices of the claim (kubernetes/kubernetes, allocator of dynamic-resource-allocation).
+    """
+    entries = ignored.entry, applied.entry
+    if any(one is None or not one.from_class or one.requests for one in entries):
+        return set()
+    if ignored.parameters == applied.parameters:
+        return set()
+    first, last = (str(one.field) for one in entries if one is not None)
+    return {
+        f"{first} and {last} are of {ignored.setup.kind[1]} and name no requests, as this kube-scheduler writes them; "
+        "the last one applies to all devices: request the classes in separate claims, or configure the claim"
+    }
 
 
 def _decoded(entry: ConfigEntry, setups: Mapping[Kind, DeviceSetup], claim: str) -> _Candidate:
