@@ -210,3 +210,26 @@ def test_a_text_of_a_driver_begins_no_line(in_directory: Path, capsys: pytest.Ca
 
 
 PLAIN = make_request(count=2)
+
+
+def test_many_claims_and_devices_are_summarized(in_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each claim has a row for each device; all of them have one of two reasons."""
+    slices = [
+        slice_of(*(device(f"gpu-{pool}-{index}", {"model": "A"}) for index in range(100)), name=pool, pool=pool)
+        for pool in (f"p{number}" for number in range(8))
+    ]
+    claims = [claim(make_request(expression=model("B")), name=f"c{number}") for number in range(20)]
+    arguments = write(in_directory, make_query(slices, claims))
+    assert main([*arguments, "-o", "json", "--timeout", "120"]) == 1
+    short = json.loads(text := capsys.readouterr().out)
+    rows = [request for one in short["claims"] for request in one["requests"]]
+    assert sum(len(request["devices"]) + request["omitted_devices"] for request in rows) == 20 * 800
+    assert all(request["devices"] for request in rows)
+    assert short["omitted"].endswith("--all-devices has every device")
+    assert len(text) < 1 << 20
+    assert main([*arguments, "--timeout", "120"]) == 1
+    assert len(capsys.readouterr().out) < 64 << 10
+    assert main([*arguments, "-o", "json", "--all-devices", "--timeout", "120"]) == 1
+    every = json.loads(capsys.readouterr().out)
+    assert sum(len(request["devices"]) for one in every["claims"] for request in one["requests"]) == 20 * 800
+    assert "omitted" not in every

@@ -46,6 +46,8 @@ POD_KINDS = (
 """Kinds that are explained in a whole cluster."""
 MAX_NAMED_DEVICES = 3
 """Devices with the same reason that are named."""
+MAX_REASONS = 50
+"""Reasons of one request that are shown, one row each."""
 NO_SLICES = (
     "does not fit: no ResourceSlices are published, so there are no devices to allocate; check that a DRA driver runs "
     "on the node and publishes: `kubectl get resourceslices`, and `dra-agent doctor` on the node"
@@ -121,6 +123,7 @@ def _explain_files(args: argparse.Namespace) -> int:
     from dra_agent.errors import UsageError
     from dra_agent.explain import explain, read_inputs
     from dra_agent.explain.gates import derived_attributes, gates_in_use, notes_of
+    from dra_agent.explain.row_budget import shorten
     from dra_agent.explain.search_time import search_s
     from dra_agent.manifests import load_manifests
 
@@ -155,6 +158,8 @@ def _explain_files(args: argparse.Namespace) -> int:
     if args.output == "table":
         _print(explanation, everything=args.all_devices)
     else:
+        if omitted := shorten([explanation], everything=args.all_devices):
+            explanation["omitted"] = omitted
         emit(explanation, args.output)
     return 0 if explanation["fits"] else 1
 
@@ -273,8 +278,12 @@ def _print_devices(devices: list[dict[str, Any]], *, everything: bool) -> bool:
     groups: dict[tuple[str, str], list[str]] = {}
     for name, _, verdict, why in rows:
         groups.setdefault((verdict, why), []).append(name)
-    grouped = ((verdict, len(names), _some(names), why) for (verdict, why), names in groups.items())
+    shown = list(groups.items())[:MAX_REASONS]
+    grouped = ((verdict, len(names), _some(names), why) for (verdict, why), names in shown)
     table(("verdict", "count", "devices", "why"), grouped, prose=("devices", "why"))
+    if more := len(groups) - len(shown):
+        print(f"{more} more reasons")
+        return True
     return any(len(names) > MAX_NAMED_DEVICES for names in groups.values())
 
 

@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.cli.output import emit, prints_names
     from dra_agent.errors import UsageError
     from dra_agent.explain import explain
+    from dra_agent.explain.row_budget import shorten
     from dra_agent.explain.search_time import search_s
     from dra_agent.standalone.allocator import GATES
     from dra_agent.standalone.protocol import Get, State
@@ -72,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
         print_details(explanation, everything=args.all_devices)
         print_excluded(explanation["node"], explanation["excluded"])
     else:
+        if omitted := shorten([explanation], everything=args.all_devices):
+            explanation["omitted"] = omitted
         emit(explanation, args.output)
     return 0 if explanation["fits"] else 1
 

@@ -62,6 +62,7 @@ def print_explanation(args: argparse.Namespace, snapshot: Snapshot, subject: dic
     from dra_agent.cli.excluded import KnownExclusions
     from dra_agent.cli.output import emit
     from dra_agent.cli.terminal import progress
+    from dra_agent.explain.row_budget import shorten
     from dra_cluster.explain.claim_explanation import explain_claim, explain_pod
 
     explain_object = explain_pod if is_pod else explain_claim
@@ -73,6 +74,9 @@ def print_explanation(args: argparse.Namespace, snapshot: Snapshot, subject: dic
     if args.output == "table":
         _print(result, everything=args.all_devices, node=args.node)
     else:
+        explanations = [entry["explanation"] for entry in result["nodes"] if entry["explanation"]]
+        if omitted := shorten(explanations, everything=args.all_devices):
+            result["omitted"] = omitted
         emit(result, args.output)
     return 0 if result["fits"] else 1
 

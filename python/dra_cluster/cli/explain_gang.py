@@ -86,6 +86,7 @@ def run(args: argparse.Namespace, snapshot: Snapshot, gang: Gang) -> int:
     from dra_agent.cli.excluded import KnownExclusions
     from dra_agent.cli.output import emit
     from dra_agent.cli.terminal import progress
+    from dra_agent.explain.row_budget import shorten
 
     with progress("evaluating the pods"):
         result = explain_gang(snapshot, gang, node=args.node, deadline=args.timeout)
@@ -95,6 +96,9 @@ def run(args: argparse.Namespace, snapshot: Snapshot, gang: Gang) -> int:
     if args.output == "table":
         _print(result, everything=args.all_devices, node=args.node)
     else:
+        shown = [failure["explanation"]] if failure is not None and failure["explanation"] else []
+        if omitted := shorten(shown, everything=args.all_devices):
+            result["omitted"] = omitted
         emit(result, args.output)
     return 0 if result["fits"] else 1
 
