@@ -53,7 +53,7 @@ def test_a_file_that_some_runtimes_reject_is_valid_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = write(tmp_path, "key-case.yaml")
-    caveat = "runtimes with CDI 1.1 refuse it: unknown field 'Kind'"
+    caveat = "runtimes with CDI 1.1 refuse it: unknown field `Kind`"
     assert load_file(directory / "key-case.yaml").caveat.startswith(caveat)
     assert main(["cdi", "validate", str(directory)]) == 0
     assert caveat in capsys.readouterr().out

@@ -153,7 +153,7 @@ class _Decoder:
         for key in sorted(members) if self._old else members:
             name = key if key in fields or not self._old else _folded(fields).get(_fold(key), key)
             if name not in fields:
-                raise ValueError(f"unknown field {key!r} - at {where}")
+                raise ValueError(f"unknown field `{key}` - at {where}")
             value = self.value(members[key], fields[name], f"{where}.{name}")
             if value is not None and name not in _OLD_FIELDS:
                 found[name] = {**found.get(name, {}), **value} if isinstance(value, dict) else value
