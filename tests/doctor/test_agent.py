@@ -64,6 +64,13 @@ def test_a_later_directory_may_redefine_a_device(healthy_host: CheckContext, fin
     assert findings(healthy_host) == []
 
 
+def test_a_file_that_some_runtimes_read_is_not_to_be_removed(healthy_host: CheckContext, findings: Findings) -> None:
+    (healthy_host.cdi_dir / "a.json").write_text(spec().replace("kind", "Kind"))
+    (finding,) = findings(healthy_host)
+    assert finding.severity is Severity.WARNING and "remove" not in finding.hint
+    assert "runtimes with CDI 1.1 refuse it" in finding.message
+
+
 def test_the_cdi_directory_must_be_readable_by_all_and_writable_by_few(
     healthy_host: CheckContext, findings: Findings
 ) -> None:
