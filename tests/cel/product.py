@@ -5,6 +5,8 @@ The overloads are those of the tables in `rust/engine/cel/src/library`. To recor
 $ (cd tests/oracle/cel && go build -o /tmp/oracle-cel .) && python tests/cel/product.py /tmp/oracle-cel
 """
 
+# ruff: noqa: RUF001 - letters and digits that only look like those of ASCII are arguments
+
 from __future__ import annotations
 
 import json
@@ -768,7 +770,7 @@ def _arguments(overload: Overload) -> Iterator[tuple[str, ...]]:
         if special is None and index and overload.id.endswith("_with_tz"):
             special = _ZONES
         choices.append([quoted(text) for text in special] if special is not None else values(type_))
-    if (overload.id, 1) in _SPECIAL and "find" in overload.id or overload.id.startswith("matches"):
+    if ((overload.id, 1) in _SPECIAL and "find" in overload.id) or overload.id.startswith("matches"):
         choices[0] = [_SAMPLE]
     if not choices:
         yield ()
