@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ from dra_agent.errors import UsageError
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.signal import ascii_line
 from dra_agent.reclaim.status import status_of
+from dra_agent.supervisor import on_thread
 
 SOCKET = "reclaim.sock"
 """Its name in the state directory."""
@@ -103,7 +103,7 @@ class ReclaimControlServer(Server):
             case About():
                 return self._about()
             case Exposition():
-                return await asyncio.to_thread(self._metrics)
+                return await on_thread(self._metrics)
             case Status():
                 pass
         reclaim = self._reclaim
