@@ -29,12 +29,17 @@ def start_thread(name: str, work: Callable[..., object], *args: Any) -> NamedThr
     try:
         thread.start()
     except RuntimeError as error:
-        raise NoThreadError(
-            "the system has no room for another thread",
-            where=f"thread {name!r}",
-            hint="raise the limit of tasks: pids.max of the cgroup, TasksMax= of the unit, or `ulimit -u`",
-        ) from error
+        raise no_thread(name) from error
     return thread
+
+
+def no_thread(name: str) -> NoThreadError:
+    """Return the error for a thread that the system refuses."""
+    return NoThreadError(
+        "the system has no room for another thread",
+        where=f"thread {name!r}",
+        hint="raise the limit of tasks: pids.max of the cgroup, TasksMax= of the unit, or `ulimit -u`",
+    )
 
 
 def require_room(count: int) -> None:

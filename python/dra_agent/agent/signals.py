@@ -22,6 +22,7 @@ from typing import Any
 
 from dra_agent import _native
 from dra_agent.supervisor import supervisor
+from dra_agent.threads import no_thread
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,10 @@ class Signals:
     def __init__(self) -> None:
         # Python's own handler would raise KeyboardInterrupt wherever the main thread is.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        self._listener = _native.SignalListener(list(map(int, STOP_SIGNALS)), list(map(int, OTHER_SIGNALS)))
+        try:
+            self._listener = _native.SignalListener(list(map(int, STOP_SIGNALS)), list(map(int, OTHER_SIGNALS)))
+        except BlockingIOError as error:
+            raise no_thread("signals") from error
 
     @contextmanager
     def attach(self, stop: Callable[[], None], reload: Callable[[], None]) -> Iterator[None]:
