@@ -72,7 +72,7 @@ def test_orphans_are_reaped_and_exit_statuses_of_its_own_commands_are_kept(first
 def test_the_end_of_the_agent_is_that_of_the_container(first: subprocess.Popen[str]) -> None:
     assert first.stdout is not None and first.stdout.readline() == "codes {7}\n"
     (init,) = children(first.pid)
-    for pid, state in below(init):
-        if state != "Z":
+    for pid, _ in below(init):
+        with suppress(ProcessLookupError):  # an orphan that has ended
             os.kill(pid, signal.SIGKILL)
     assert first.wait(TIMEOUT_S) == 128 + signal.SIGKILL
