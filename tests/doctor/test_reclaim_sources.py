@@ -28,34 +28,29 @@ def source(name: str, up: bool | None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("sources", "severity", "part"),
+    ("sources", "is_blind", "part"),
     [
-        ([], Severity.WARNING, "no source of notices is watched"),
-        ([source("aws", False)], Severity.PROBLEM, "no source of notices is reachable"),
-        ([source("aws", False), source("logind", False)], Severity.PROBLEM, "aws (no route), logind (no route)"),
-        ([source("aws", False), source("logind", True)], Severity.WARNING, "1 of 2 sources"),
-        ([source("aws", True), source("logind", None)], None, ""),
+        ([], False, "no source of notices is watched"),
+        ([source("aws", False)], True, "no source of notices is reachable"),
+        ([source("aws", False), source("logind", False)], True, "aws (no route), logind (no route)"),
+        ([source("aws", False), source("logind", True)], False, "1 of 2 sources"),
     ],
 )
-def test_sources_decide_the_finding(
-    healthy_host: CheckContext,
-    findings: Findings,
-    sources: list[dict[str, Any]],
-    severity: Severity | None,
-    part: str,
-) -> None:
-    healthy_host.reclaim = {"sources": sources}
-    found = findings(healthy_host)
-    assert [one.severity for one in found] == ([] if severity is None else [severity])
-    assert all(part in one.message for one in found)
+def test_what_is_missing_from_sources_is_named(sources: list[dict[str, Any]], is_blind: bool, part: str) -> None:
     note = source_note(sources)
-    assert (note is None) == (severity is None) and (note is None or part in str(note))
+    assert note is not None and note.is_blind == is_blind and part in str(note)
 
 
-def test_a_status_that_is_not_known_is_a_problem(healthy_host: CheckContext, findings: Findings) -> None:
-    healthy_host.reclaim_failure = "the agent did not respond within 10 s"
+def test_sources_that_are_polled_lack_nothing() -> None:
+    assert source_note([source("aws", True), source("logind", None)]) is None
+
+
+@pytest.mark.parametrize("sees_none", [True, False])
+def test_no_reachable_source_is_a_problem(healthy_host: CheckContext, findings: Findings, sees_none: bool) -> None:
+    healthy_host.notices_missing, healthy_host.sees_no_notice = "not reached", sees_none
     (finding,) = findings(healthy_host)
-    assert finding.severity is Severity.PROBLEM and "within 10 s" in finding.message
+    assert finding.severity is (Severity.PROBLEM if sees_none else Severity.WARNING)
+    assert finding.message == "not reached"
 
 
 @pytest.fixture

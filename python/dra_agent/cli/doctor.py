@@ -128,7 +128,6 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
     from dra_agent.cli.agent_view import collected
     from dra_agent.doctor import CheckContext, EndpointFiles
     from dra_agent.errors import AgentError
-    from dra_agent.reclaim.control import Status, send_request
     from dra_agent.standalone.protocol import SOCKET
     from dra_agent.standalone.store_file import FILE
     from dra_agent.topology import scan
@@ -157,10 +156,7 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
         examination.unreachable = shown.answer.reason
     if shown.is_agents and shown.agent is not None:
         examination.telemetry_interval_s = shown.agent.config.telemetry.interval
-        try:
-            examination.reclaim = send_request(config.state_dir, Status())
-        except AgentError as error:
-            examination.reclaim_failure = str(error)
+        _add_notice_sources(examination)
         if (status := shown.agent.reload) is not None:
             examination.reload_problems, examination.restart_keys = status.problems, status.restart
     try:
@@ -170,6 +166,22 @@ def examination(shown: ShownHost, host: Host) -> CheckContext:
     except AgentError as error:
         examination.failure = str(error)
     return examination
+
+
+def _add_notice_sources(examination: CheckContext) -> None:
+    """Ask the agent for the sources of reclaim notices."""
+    from dra_agent.errors import AgentError
+    from dra_agent.reclaim.control import Status, send_request
+    from dra_agent.reclaim.status import source_note
+
+    try:
+        sources = send_request(examination.state_dir, Status())["sources"]
+    except AgentError as error:
+        examination.notices_missing, examination.sees_no_notice = f"the sources of notices are not known: {error}", True
+        return
+    examination.notice_sources = len(sources)
+    if (note := source_note(sources)) is not None:
+        examination.notices_missing, examination.sees_no_notice = note.message, note.is_blind
 
 
 def _other_agents(shown: ShownHost, host: Host, topology: Topology, own: Inventory) -> Iterator[OtherAgent]:

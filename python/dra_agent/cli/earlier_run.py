@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.errors import NoSuchObjectError, RetryableError
-from dra_agent.processes.stat import start_time
+from dra_agent.processes.stat import read_stat, start_time
 from dra_agent.standalone.claim import RUN, RUN_PROCESSES
 
 if TYPE_CHECKING:
@@ -37,7 +37,15 @@ def has_ended(value: str) -> bool:
     if namespace != own_namespace:
         return False
     recorded = [process.partition(":") for process in processes]
-    return all(pid.isdecimal() and str(start_time(int(pid))) != started for pid, _, started in recorded)
+    return not any(pid.isdecimal() and _runs(int(pid), started) for pid, _, started in recorded)
+
+
+def _runs(pid: int, started: str) -> bool:
+    try:
+        stat = read_stat(pid)
+    except (OSError, ValueError):
+        return True
+    return stat is not None and str(stat.started) == started and not stat.has_ended
 
 
 def await_end(agent: Client, key: tuple[str, str], timeout_s: float) -> None:

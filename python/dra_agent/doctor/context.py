@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from dra_agent.cdi.registry import DEFAULT_DIRECTORIES
 from dra_agent.command import inherited_environment
@@ -125,10 +124,12 @@ class CheckContext:
     """Why the host's name cannot be that of its node; "" if it can, or if another name is configured."""
     unreachable: str = ""
     """Why it is not known what the agent does: it does not respond, or this user may not ask it."""
-    reclaim: dict[str, Any] | None = None
-    """The status of reclaim that the agent reports; None: no agent runs on this host, or see `reclaim_failure`."""
-    reclaim_failure: str = ""
-    """Why the agent does not report it."""
+    notice_sources: int | None = None
+    """Number of sources of reclaim notices; None: no agent runs on this host, or it does not report them."""
+    notices_missing: str = ""
+    """What is missing from these sources, or why they are not known."""
+    sees_no_notice: bool = False
+    """Whether none of them can be reached, or that is not known."""
     file_problems: tuple[str, ...] = ()
     """Why no agent could start with the file of the configuration."""
     reload_problems: tuple[str, ...] | None = None

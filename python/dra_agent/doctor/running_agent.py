@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, ok, problem, warning
 from dra_agent.errors import PermanentError
-from dra_agent.reclaim.status import source_note
 from dra_agent.telemetry.accounting import load
 
 _MAX_AGE_INTERVALS = 3
@@ -55,21 +54,14 @@ def check_configuration(context: CheckContext) -> Iterator[Finding]:
 
 def check_reclaim(context: CheckContext) -> Iterator[Finding]:
     """Report sources of reclaim notices that the running agent cannot reach."""
-    if context.reclaim_failure:
-        message = f"whether notices of a reclaim are seen is not known: {context.reclaim_failure}"
-        yield problem(message, "", "repeat the command; if that fails, restart the agent")
-    if context.reclaim is None:
-        return
-    sources = context.reclaim["sources"]
-    note = source_note(sources)
-    if note is None:
-        yield ok(f"{len(sources)} source{'' if len(sources) == 1 else 's'} of notices")
-    elif note.is_blind:
+    if context.sees_no_notice:
         hint = "allow the agent to reach them: a proxy, a firewall, a hop limit; `dra-agent reclaim status` shows each"
-        yield problem(note.message, "", hint)
-    else:
-        hint = "choose a source in the section [reclaim], or none if nothing terminates this host"
-        yield warning(note.message, "", "see `dra-agent reclaim status`" if sources else hint)
+        yield problem(context.notices_missing, "", hint)
+    elif context.notices_missing:
+        hint = "`dra-agent reclaim status` shows each; the section [reclaim] of the configuration chooses them"
+        yield warning(context.notices_missing, "", hint)
+    elif context.notice_sources is not None:
+        yield ok(f"{context.notice_sources} source{'' if context.notice_sources == 1 else 's'} of notices")
 
 
 def check_telemetry(context: CheckContext) -> Iterator[Finding]:
