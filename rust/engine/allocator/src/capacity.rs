@@ -43,7 +43,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    fn short<'b>(self, name: &'b str) -> &'b str {
+    fn short(self, name: &str) -> &str {
         self.driver
             .and_then(|driver| name.strip_prefix(driver)?.strip_prefix('/'))
             .unwrap_or(name)
