@@ -89,7 +89,8 @@ fn missing_attributes<'a>(
     constraints: &[Constraint<'a>],
     gates: Gates,
 ) -> impl Iterator<Item = Rejection> {
-    let missing = move |attribute: &str| match look_up(candidate.device, candidate.id(), attribute) {
+    let missing = move |attribute: &str| match look_up(candidate.device, candidate.id(), attribute)
+    {
         None => Some("no attribute"),
         Some(value) if gates.list_attributes && ValueSet::of(value).is_none() => {
             Some("no value in the attribute")
