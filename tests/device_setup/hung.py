@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -46,8 +47,11 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> float:
             if timeout != patience_s:
                 super().join(timeout)
 
-    monkeypatch.setattr(
-        "dra_agent.device_setup.sysfs_writer.threading", SimpleNamespace(Thread=Access, Lock=threading.Lock)
-    )
+    def start(name: str, work: Callable[[], None]) -> threading.Thread:
+        thread = Access(target=work, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    monkeypatch.setattr("dra_agent.device_setup.sysfs_writer.start_thread", start)
     monkeypatch.setattr("dra_simulate.kernel.time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     return patience_s
