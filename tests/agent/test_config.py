@@ -68,7 +68,7 @@ def test_the_default_file_is_read_unless_another_is_named(
     assert configure(variables={"DRA_AGENT_CONFIG": ""}).node_name == "", "an empty variable means no file"
     file.write_text("node-nam = 'x'")
     with pytest.raises(UsageError, match=r"config\.toml:1: unknown key"):
-        configure()
+        load(argparse.Namespace(), {}, needs_node=True)
 
 
 def test_an_invalid_host_name_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,13 @@ from .conftest import Start
 
 REPORT_AT_END = """
 import asyncio, sys
-default_s, run = sys.getswitchinterval(), asyncio.run
+default_s, run = sys.getswitchinterval(), asyncio.Runner.run
 def run_and_report(*arguments, **options):
     try:
         return run(*arguments, **options)
     finally:
         print(f"switch interval {default_s} {sys.getswitchinterval()} end", file=sys.stderr, flush=True)
-asyncio.run = run_and_report
+asyncio.Runner.run = run_and_report
 """
 
 

@@ -155,9 +155,14 @@ def test_a_query_that_hangs_in_the_kernel_is_waited_for_once(monkeypatch: pytest
 
 
 def test_the_last_view_stays_if_no_thread_can_be_started(network: HostNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
     answering(monkeypatch, lambda *_: OURS)
+    monkeypatch.setattr("dra_agent.daemon_threads.IDLE_TIMEOUT_S", 0.0)
     network.view([])
-    network.close()
+    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("network")])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     problems: list[Diagnostic] = []
     assert network.view(problems).interfaces == OURS.interfaces
     assert os.strerror(errno.EAGAIN) in problems[0].message

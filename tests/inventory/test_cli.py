@@ -34,7 +34,7 @@ def test_a_table_has_one_line_for_each_device(capsys: pytest.CaptureFixture[str]
 def test_programs_get_the_published_device_and_more(capsys: pytest.CaptureFixture[str]) -> None:
     assert devices("--simulate", "cpu-only", "-o", "json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert set(document) == {"devices", "excluded", "problems"}
+    assert set(document) == {"devices", "excluded", "notes", "problems"}
     first = document["devices"][0]
     assert first["attributes"]["type"] == {"string": "nic"}
     assert first["pool"] == "node-1/nic"

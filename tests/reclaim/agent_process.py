@@ -46,9 +46,9 @@ class Agent:
         return result.returncode, result.stdout + result.stderr
 
     def status(self) -> dict[str, Any]:
-        code, text = self.command("reclaim", "status", "-o", "json")
-        assert code == 0, text
-        status: dict[str, Any] = json.loads(text)
+        result = preloaded.run(["reclaim", "status", "-o", "json", "--state-dir", str(self.state_dir)])
+        assert result.returncode == 0, result.stderr
+        status: dict[str, Any] = json.loads(result.stdout)
         return status
 
     def stop(self, number: int = signal.SIGTERM) -> None:

@@ -94,7 +94,9 @@ def test_a_crash_at_any_point_loses_no_readable_object(tmp_path: Path, killed: b
         directory = shutil.copytree(tmp_path / "store", tmp_path / str(point))
         crashed = open_and_crash(directory, point)
         assert numbers(directory) == readable, f"after a crash before line {point}"
-        left = {path.name for path in directory.iterdir()} - {f"{FILE}.corrupt-1-wal", f"{FILE}.corrupt-1-shm"}
+        left = {path.name for path in directory.iterdir()} - {
+            f"{FILE}.{name}" for name in ("corrupt-1-wal", "corrupt-1-shm", "reserve")
+        }
         assert left == {FILE, f"{FILE}.corrupt-1"}, f"after a crash before line {point}"
         assert numbers(directory) == readable, "once more"
         if not crashed:

@@ -57,17 +57,17 @@ def await_end(agent: Client, key: tuple[str, str], timeout_s: float) -> None:
 
     name = "/".join(key)
     end = time.monotonic() + timeout_s
-    is_announced = False
+    announced = ""
     while (annotations := _annotations(agent, key)) is not None:
         token, processes = annotations.get(RUN), annotations.get(RUN_PROCESSES)
         if not token or not processes:
             return
         remaining_s = end - time.monotonic()
         was_killed = has_ended(processes)
-        if not is_announced:
-            is_announced = True
-            killed = f"claim {name} is of an earlier run that was killed: it is released first"
-            message = killed if was_killed else f"waiting for the earlier run that has claim {name}"
+        killed = f"claim {name} is of an earlier run that was killed: it is released first"
+        message = killed if was_killed else f"waiting for the earlier run that has claim {name}"
+        if message != announced:
+            announced = message
             print(f"dra-agent: {message}", file=sys.stderr)
         if was_killed:
             release(agent.path, *key, token, timeout_s=max(0.0, remaining_s))
