@@ -21,6 +21,7 @@ from unprivileged import home_for_everyone
 STARTS = """
 import asyncio, os, resource, sys
 from pathlib import Path
+from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.kubelet_plugin.plugin import KubeletPlugin
 from dra_agent.kubelet_plugin.self_call import call_registration
 from dra_agent.kubelet_plugin.sockets import socket_paths
@@ -35,7 +36,7 @@ paths = socket_paths(Path(sys.argv[1]), "d.example")
 
 async def main():
     plugin = KubeletPlugin(paths, "d.example", None)
-    await asyncio.to_thread(int)  # has the executor of the loop have a thread
+    asyncio.get_running_loop().set_default_executor(DaemonExecutor(4, "worker", kept=1))
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
     await plugin.open()
