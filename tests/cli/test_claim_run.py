@@ -153,6 +153,32 @@ def test_a_claim_of_a_killed_run_is_released_by_the_next_one(run: Command, comma
     assert claims(command) == []
 
 
+@pytest.mark.parametrize("script", ["exec sleep 1000", "setsid sleep 1000 & touch ready"])
+def test_the_claim_of_a_killed_run_is_held_while_its_command_lives(run: Command, command: Command, script: str) -> None:
+    process = start("--", "sh", "-c", f"touch ready; {script}")
+    eventually(Path("ready").exists)
+    guard = psutil.Process(guard_of(process))
+    eventually(lambda: [one.name() for one in guard.children()] == ["sleep"])
+    (left,) = guard.children()
+    try:
+        process.send_signal(signal.SIGSTOP)
+        guard.kill()
+        process.kill()
+        process.wait(DEADLINE_S)
+        eventually(lambda: has_ended(guard.pid))
+        code, _, errors = command("claim", "run", "-f", "claim.yaml", "--timeout", "0", "--", "touch", "out")
+        held = (
+            f"processes of an earlier run that was killed have this claim after 0 s: sleep ({left.pid}); end them, or"
+        )
+        assert code == 1 and held in errors
+        assert claims(command) == ["train"] and not Path("out").exists()
+    finally:
+        left.kill()
+    eventually(lambda: has_ended(left.pid))
+    assert run("--", "sh", "-c", "exit 5")[0] == 5
+    assert claims(command) == []
+
+
 def test_a_run_waits_for_an_earlier_one_of_the_same_claim(run: Command, command: Command) -> None:
     earlier = start("--", "sh", "-c", "touch ready; until [ -e stop ]; do sleep 0.02; done; exit 3")
     eventually(Path("ready").exists)
