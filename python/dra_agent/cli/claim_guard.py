@@ -270,10 +270,10 @@ class _Guard:
         deadline = time.monotonic() + STOP_TIMEOUT_S
         send_signal(signal.SIGTERM, os.getpid())
         while reap()[1]:
-            is_late = time.monotonic() >= deadline
-            if is_late:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
                 send_signal(signal.SIGKILL, os.getpid())
-            select.select([self._changed], [], [], _KILL_INTERVAL_S if is_late else deadline - time.monotonic())
+            select.select([self._changed], [], [], remaining_s if remaining_s > 0 else _KILL_INTERVAL_S)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._changed, 4096)
 
