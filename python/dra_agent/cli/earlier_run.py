@@ -105,7 +105,7 @@ def _left(name: str, uid: str) -> str:
 
     try:
         found = processes_with(f"{CLAIM_UID}={uid}")
-    except TimeoutError as error:
+    except OSError as error:
         raise RetryableError(
             f"cannot determine if an earlier run that was killed has left processes: {error}",
             where=f"claim {name}",

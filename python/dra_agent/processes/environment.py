@@ -20,12 +20,13 @@ SEARCH_TIMEOUT_S = 10.0
 class _Search:
     def __init__(self, variable: str) -> None:
         self._variable = variable.encode()
+        self._pids = sorted(process_ids())
         self.found: list[int] = []
         self.current = 0
         """The process whose environment is being read."""
 
     def run(self) -> None:
-        for pid in sorted(process_ids()):
+        for pid in self._pids:
             self.current = pid
             if self._variable in _environment(pid).split(b"\0"):
                 self.found.append(pid)
@@ -36,6 +37,7 @@ def processes_with(variable: str) -> list[int]:
 
     Raises:
         TimeoutError: The environment of a process was not read in time.
+        OSError: The processes cannot be listed.
     """
     search = _Search(variable)
     thread = start_thread("environments", search.run)
