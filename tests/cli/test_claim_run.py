@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from cli.manifests import CLASS, claim, write
+from dra_agent.cli.claim_guard import STOP_TIMEOUT_S, ClaimGuard
 from dra_agent.cli.claim_run import expand
 from eventually import DEADLINE_S, eventually
 from standalone.service_thread import ServiceThread
@@ -150,6 +155,52 @@ def test_a_claim_of_a_killed_run_is_released_by_the_next_one(run: Command, comma
     assert claims(command) == ["train"], "nothing is left that could release it"
     code, _, errors = run("--", "sh", "-c", "exit 5")
     assert code == 5 and "default/train is of an earlier run that was killed: it is released first" in errors
+    assert claims(command) == []
+
+
+def test_a_deadline_that_passes_between_two_checks_still_ends_the_command(
+    agent: ServiceThread, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = itertools.count(0.0, STOP_TIMEOUT_S - 0.01)
+    monkeypatch.setattr("dra_agent.cli.claim_guard.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    connection: Any = SimpleNamespace(path=agent.path, close=lambda: None)
+    guard = ClaimGuard(connection, "default", "train", "token")
+    pid = tmp_path / "pid"
+    guard.start(["sh", "-c", f"trap '' TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000"], {})
+    eventually(pid.exists)
+    guard.end(released=False)
+    os.waitpid(guard.pid, 0)
+    left = int(pid.read_text())
+    try:
+        assert has_ended(left)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("script", ["exec sleep 1000", "setsid sleep 1000 & touch ready"])
+def test_the_claim_of_a_killed_run_is_held_while_its_command_lives(run: Command, command: Command, script: str) -> None:
+    process = start("--", "sh", "-c", f"touch ready; {script}")
+    eventually(Path("ready").exists)
+    guard = psutil.Process(guard_of(process))
+    eventually(lambda: [one.name() for one in guard.children()] == ["sleep"])
+    (left,) = guard.children()
+    try:
+        process.send_signal(signal.SIGSTOP)
+        guard.kill()
+        process.kill()
+        process.wait(DEADLINE_S)
+        eventually(lambda: has_ended(guard.pid))
+        code, _, errors = command("claim", "run", "-f", "claim.yaml", "--timeout", "0", "--", "touch", "out")
+        held = (
+            f"processes of an earlier run that was killed have this claim after 0 s: sleep ({left.pid}); end them, or"
+        )
+        assert code == 1 and held in errors
+        assert claims(command) == ["train"] and not Path("out").exists()
+    finally:
+        left.kill()
+    eventually(lambda: has_ended(left.pid))
+    assert run("--", "sh", "-c", "exit 5")[0] == 5
     assert claims(command) == []
 
 

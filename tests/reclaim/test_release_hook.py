@@ -96,8 +96,27 @@ def test_a_hook_waits_until_the_system_has_room_for_it(tmp_path: Path) -> None:
     assert (tmp_path / "ran").exists()
 
 
-def test_without_time_no_hook_is_started(tmp_path: Path) -> None:
-    asyncio.run(run_hooks(python(f"open('{tmp_path}/x', 'w').close()"), claims("a"), 0.0))
+def test_without_time_no_hook_is_started(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    failures = asyncio.run(run_hooks(python(f"open('{tmp_path}/x', 'w').close()"), claims("a"), 0.0))
+    assert not list(tmp_path.iterdir())
+    assert failures == {"uid-a": "its hook was not started in time"}
+    assert [record.message for record in caplog.records] == ["the hook was not started in time"]
+
+
+def test_a_hook_that_the_system_never_has_room_for_is_reported_as_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_agent.reclaim.standalone.SHORTAGE_RETRY_S", 100 * DEADLINE_S)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def scenario() -> dict[str, str]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        try:
+            return await run_hooks(python(f"open('{tmp_path}/x', 'w').close()"), claims("a"), 10 * DEADLINE_S)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    assert asyncio.run(scenario()) == {"uid-a": "its hook cannot be run: Too many open files"}
     assert not list(tmp_path.iterdir())
 
 

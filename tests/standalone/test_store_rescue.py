@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sqlite3
 import sys
@@ -103,6 +104,23 @@ def test_a_crash_at_any_point_loses_no_readable_object(tmp_path: Path, killed: b
             assert point > 20
             return
         shutil.rmtree(directory)
+    pytest.fail("the rescue does not end")
+
+
+def test_the_report_after_a_crash_names_the_damaged_file(tmp_path: Path) -> None:
+    damaged(tmp_path / "store")
+    (tmp_path / "store" / f"{FILE}.corrupt-2").write_text("of an earlier rescue")
+    for point in range(1000):
+        directory = shutil.copytree(tmp_path / "store", tmp_path / str(point))
+        crashed = open_and_crash(directory, point)
+        store = Store(directory)
+        store.close()
+        for problem in store.problems:
+            (name,) = re.findall(r"set aside as (\S+),", problem)
+            assert name == f"{FILE}.corrupt-1" and (directory / name).exists(), f"after a crash before line {point}"
+        shutil.rmtree(directory)
+        if not crashed:
+            return
     pytest.fail("the rescue does not end")
 
 

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,11 +154,8 @@ class ClaimGuard:
         return ended.get(self._command, -signal.SIGKILL) if code is None else code
 
     def _report_remaining(self, root: int) -> None:
-        names = [f"{_name(pid)} ({pid})" for pid in sorted(descendants(root))]
-        if names:
-            more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-            listed = ", ".join(names[:_MAX_NAMED]) + more
-            print(f"dra-agent: the claim is held until these processes have ended: {listed}", file=sys.stderr)
+        if names := named(descendants(root)):
+            print(f"dra-agent: the claim is held until these processes have ended: {names}", file=sys.stderr)
 
     def end(self, *, released: bool) -> None:
         """Have nothing left to do for it, or the release, which it retries."""
@@ -167,6 +164,13 @@ class ClaimGuard:
         self._channel.close()
         with contextlib.suppress(OSError):
             set_subreaper(on=False)
+
+
+def named(pids: Iterable[int]) -> str:
+    """Return the names of processes, of which there may be many; "" for none."""
+    names = [f"{_name(pid)} ({pid})" for pid in sorted(pids)]
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
 
 
 def _name(pid: int) -> str:
@@ -266,10 +270,10 @@ class _Guard:
         deadline = time.monotonic() + STOP_TIMEOUT_S
         send_signal(signal.SIGTERM, os.getpid())
         while reap()[1]:
-            is_late = time.monotonic() >= deadline
-            if is_late:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
                 send_signal(signal.SIGKILL, os.getpid())
-            select.select([self._changed], [], [], _KILL_INTERVAL_S if is_late else deadline - time.monotonic())
+            select.select([self._changed], [], [], remaining_s if remaining_s > 0 else _KILL_INTERVAL_S)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._changed, 4096)
 

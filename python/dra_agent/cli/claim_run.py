@@ -144,10 +144,13 @@ def _claim(agent: Client, objects: list[dict[str, Any]], key: tuple[str, str], t
 
 
 def _run(words: Sequence[str], view: dict[str, Any], guard: ClaimGuard) -> int:
+    from dra_agent.cli.earlier_run import CLAIM_UID
+
     ids: list[str] = view["cdi_device_ids"]
     sys.stdout.flush()
     try:
-        guard.start(expand(words, ids), {CLAIM: f"{view['namespace']}/{view['name']}", IDS: " ".join(ids)})
+        environment = {CLAIM: f"{view['namespace']}/{view['name']}", CLAIM_UID: view["uid"], IDS: " ".join(ids)}
+        guard.start(expand(words, ids), environment)
     except OSError as error:
         print(f"dra-agent: {words[0]}: {error.strerror}", file=sys.stderr)
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE

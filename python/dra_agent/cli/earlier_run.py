@@ -1,6 +1,7 @@
 """The processes of a `dra-agent claim run`, recorded in its claim, for a later run of the same claim.
 
-A run whose processes were killed leaves its claim, for example if its unit is stopped while the agent is down.
+A run whose processes were killed leaves its claim, for example if its unit is stopped while the agent is down. Its
+command may live on: the claim is not released before its processes have ended.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from dra_agent.standalone.claim import RUN, RUN_PROCESSES
 if TYPE_CHECKING:
     from dra_agent.standalone.protocol import Client
 
+CLAIM_UID = "DRA_AGENT_CLAIM_UID"
+"""Variable of the command, by which the processes of a run are found: the uid of its claim."""
 POLL_INTERVAL_S = 0.2
 """Between two checks whether the earlier run has released its claim."""
 
@@ -49,47 +52,78 @@ def _runs(pid: int, started: str) -> bool:
 
 
 def await_end(agent: Client, key: tuple[str, str], timeout_s: float) -> None:
-    """Wait until no earlier run has this claim; release it if the processes of that run have ended.
+    """Wait until no earlier run has this claim; release it if all processes of that run have ended.
 
-    Returns also if the claim is not one of a run. Raises RetryableError if the run has not ended in time.
+    Returns also if the claim is not one of a run. Raises RetryableError if the run has not ended in time, or if that
+    cannot be determined.
     """
     from dra_agent.cli.claim_guard import release
 
     name = "/".join(key)
     end = time.monotonic() + timeout_s
     announced = ""
-    while (annotations := _annotations(agent, key)) is not None:
+    while (view := _view(agent, key)) is not None:
+        annotations = view["claim"]["metadata"].get("annotations") or {}
         token, processes = annotations.get(RUN), annotations.get(RUN_PROCESSES)
         if not token or not processes:
             return
         remaining_s = end - time.monotonic()
         was_killed = has_ended(processes)
-        killed = f"claim {name} is of an earlier run that was killed: it is released first"
-        message = killed if was_killed else f"waiting for the earlier run that has claim {name}"
+        left = _left(name, view["uid"]) if was_killed else ""
+        message = f"waiting for the earlier run that has claim {name}"
+        if was_killed:
+            then = f"processes of it hold the claim: {left}" if left else "it is released first"
+            message = f"claim {name} is of an earlier run that was killed: {then}"
         if message != announced:
             announced = message
             print(f"dra-agent: {message}", file=sys.stderr)
-        if was_killed:
-            release(agent.path, *key, token, timeout_s=max(0.0, remaining_s))
+        if was_killed and not left and release(agent.path, *key, token, timeout_s=max(0.0, remaining_s)):
+            continue
         if remaining_s <= 0:
-            pids = " or ".join(process.partition(":")[0] for process in processes.split()[1:])
-            raise RetryableError(
-                f"another run has this claim after {timeout_s:.0f} s: process {pids}",
-                where=f"claim {name}",
-                hint="end it, or choose another name with --name",
-            )
+            raise _still_held(name, timeout_s, processes, left, was_killed=was_killed)
         time.sleep(POLL_INTERVAL_S)
 
 
-def _annotations(agent: Client, key: tuple[str, str]) -> dict[str, Any] | None:
-    """Return the annotations of a claim; None if it does not exist."""
+def _still_held(name: str, timeout_s: float, processes: str, left: str, *, was_killed: bool) -> RetryableError:
+    after, hint = f"after {timeout_s:.0f} s", "end {}, or choose another name with --name"
+    if left:
+        message = f"processes of an earlier run that was killed have this claim {after}: {left}"
+        return RetryableError(message, where=f"claim {name}", hint=hint.format("them"))
+    if was_killed:
+        message = f"that of an earlier run is still being released {after}"
+        return RetryableError(message, where=f"claim {name}", hint="`dra-agent claim list` shows it")
+    pids = " or ".join(process.partition(":")[0] for process in processes.split()[1:])
+    message = f"another run has this claim {after}: process {pids}"
+    return RetryableError(message, where=f"claim {name}", hint=hint.format("it"))
+
+
+def _left(name: str, uid: str) -> str:
+    """Return the names of processes that the command of a killed run has left. Raises RetryableError."""
+    from dra_agent.cli.claim_guard import named
+    from dra_agent.processes.environment import processes_with
+    from dra_agent.processes.tree import descendants
+
+    try:
+        found = processes_with(f"{CLAIM_UID}={uid}")
+    except OSError as error:
+        raise RetryableError(
+            f"cannot determine if an earlier run that was killed has left processes: {error}",
+            where=f"claim {name}",
+            hint="end it, or choose another name with --name",
+        ) from error
+    own = {os.getpid(), *descendants(os.getpid())}
+    return named(pid for pid in found if pid not in own)
+
+
+def _view(agent: Client, key: tuple[str, str]) -> dict[str, Any] | None:
+    """Return a claim; None if it does not exist."""
     from dra_agent.standalone.protocol import Get
 
     try:
-        claim = agent.call(Get(*key))["claim"]
+        view: dict[str, Any] = agent.call(Get(*key))
     except NoSuchObjectError:
         return None
-    return claim["metadata"].get("annotations") or {}
+    return view
 
 
 def _scope() -> str:

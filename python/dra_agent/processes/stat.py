@@ -1,6 +1,6 @@
 """The state and start time of a process, from /proc/PID/stat (proc(5)).
 
-`environ` and `cmdline` are never read: they wait for a lock that the process itself can hold.
+`environ` and `cmdline` are not read here: they wait for a lock that the process itself can hold (see environment.py).
 """
 
 from __future__ import annotations

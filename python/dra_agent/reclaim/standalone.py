@@ -65,11 +65,12 @@ async def _run(
             # A timeout in the past cancels at the next wait, which may be after the start of the program.
             if asyncio.get_running_loop().time() >= end:
                 raise TimeoutError
-            process = await _start(command, claim)
+            process = await _start(command, claim, end)
             code = await process.wait()
     except TimeoutError:
-        failures[uid] = "its hook took too long and was killed"
-        log.error("the hook took too long and was killed", extra=extra)
+        what = "was not started in time" if process is None else "took too long and was killed"
+        failures[uid] = f"its hook {what}"
+        log.error(f"the hook {what}", extra=extra)
     except OSError as error:
         failures[uid] = f"its hook cannot be run: {error.strerror or error}"
         log.error("the hook cannot be run", extra={**extra, "reason": error.strerror or str(error)})
@@ -85,8 +86,8 @@ async def _run(
             await process.wait()
 
 
-async def _start(command: Sequence[str], claim: Mapping[str, str]) -> asyncio.subprocess.Process:
-    """Start a program once the system has room for it. Raises OSError for any other reason."""
+async def _start(command: Sequence[str], claim: Mapping[str, str], end: float) -> asyncio.subprocess.Process:
+    """Start a program once the system has room for it. Raises OSError without room until the end, or otherwise."""
     while True:
         try:
             return await asyncio.create_subprocess_exec(
@@ -97,7 +98,8 @@ async def _start(command: Sequence[str], claim: Mapping[str, str]) -> asyncio.su
                 start_new_session=True,
             )
         except OSError as error:
-            if error.errno not in _SHORTAGES:
+            is_last = asyncio.get_running_loop().time() + SHORTAGE_RETRY_S >= end
+            if is_last or error.errno not in _SHORTAGES:
                 raise
         await asyncio.sleep(SHORTAGE_RETRY_S)
 

@@ -92,6 +92,15 @@ def unused_name(path: Path) -> Path:
     return aside
 
 
+def last_aside(path: Path) -> Path:
+    """Return the file that was set aside last; the name that the next one gets if there is none.
+
+    It need not have the highest number: `unused_name` uses those of removed files. A rename changes the ctime.
+    """
+    names = [file for file in path.parent.glob(f"{path.name}.corrupt-*") if file.name.rpartition("-")[2].isdecimal()]
+    return max(names, key=lambda file: file.stat().st_ctime_ns, default=unused_name(path))
+
+
 def refused(path: Path, error: Exception) -> RetryableError:
     """Return the error of a file that cannot be written."""
     reason = error.strerror if isinstance(error, OSError) else error

@@ -20,7 +20,7 @@ import msgspec
 
 from dra_agent.atomic_file import sync_directory
 from dra_agent.json_decode import decode_json
-from dra_agent.standalone.store_file import COMPANIONS, SCHEMA, restrict, unused_name
+from dra_agent.standalone.store_file import COMPANIONS, SCHEMA, last_aside, restrict, unused_name
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def _build(path: Path, rows: Iterable[Row]) -> int:
 def _put_in_place(path: Path) -> Path:
     """Set the damaged files aside, and put the rescued one in their place; return the new path of the damaged one."""
     sync_directory(path.parent)
-    aside = unused_name(path)
+    aside = unused_name(path) if path.exists() else last_aside(path)
     # The database is the last: until it is renamed, a repeat chooses the same name.
     for suffix in (*COMPANIONS, ""):
         with suppress(FileNotFoundError):
