@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -30,7 +30,11 @@ MAX_RETRY_S = 30.0
 MAX_FAILURES = 5
 """Failures in a row after which a loop is reported: about 10 s, so that a short shortage restarts no agent."""
 WELL_AFTER_S = 10.0
-"""Seconds after which a loop that was started again counts as well."""
+"""Seconds after which a loop that was started again counts as well, unless its attempts fail as late as that."""
+WELL_FACTOR = 3
+"""How many times longer than the last failed attempts a loop has to run to count as well."""
+MAX_WELL_AFTER_S = 300.0
+"""Seconds after which every loop counts as well; longer than any attempt whose calls have a deadline."""
 
 MAX_KINDS = 256
 """Kinds of failures that are counted, each of which is logged once."""
@@ -77,6 +81,9 @@ class _Loop:
         self._error = ""
         self._began: float | None = None
         """When the work began that runs now."""
+        self._attempts_s: deque[float] = deque(maxlen=MAX_FAILURES - 1)
+        """How long the last attempts ran that failed; a loop that is reported is past the run before its failures."""
+        self._well_after_s = WELL_AFTER_S
 
     def begins(self) -> None:
         self._began = self._clock()
@@ -84,7 +91,10 @@ class _Loop:
     def failed(self, error: BaseException) -> float:
         """Record a failure; return the seconds until the work is to begin again."""
         self._check_well()
-        self._began = None
+        if self._began is not None:
+            self._attempts_s.append(self._clock() - self._began)
+            self._began = None
+        self._well_after_s = min(MAX_WELL_AFTER_S, max(WELL_AFTER_S, WELL_FACTOR * max(self._attempts_s)))
         self._failures += 1
         self._error = f"{type(error).__name__}: {error}"
         self._supervisor.failures[self.name] += 1
@@ -101,9 +111,10 @@ class _Loop:
 
     def _check_well(self) -> None:
         began = self._began
-        if self._failures and began is not None and self._clock() - began >= WELL_AFTER_S:
+        if self._failures and began is not None and self._clock() - began >= self._well_after_s:
             log.info("a loop of the agent runs again", extra={"loop": self.name, **self._of})
             self._failures, self._repeated = 0, _Repeated()
+            self._attempts_s.clear()
             self._backoff.reset()
 
 

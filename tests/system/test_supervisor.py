@@ -94,6 +94,56 @@ def test_a_loop_that_keeps_failing_is_named_until_it_runs_well() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("lengths", [(WELL_AFTER_S + 2,), (WELL_AFTER_S + 2, 0.0), (90.0, 40.0)])
+def test_a_loop_whose_attempts_fail_late_is_named_until_it_runs_longer(lengths: tuple[float, ...]) -> None:
+    async def scenario() -> None:
+        clock, work = Clock(), Work()
+        supervisor = Supervisor(clock=clock, first_retry_s=1e-6)
+        work.error = TimeoutError()
+        named: list[str] = []
+
+        async def fail_late() -> None:
+            if work.error is not None:
+                clock.now += lengths[work.begun % len(lengths)]
+                named.extend(supervisor.failing())  # as a probe does meanwhile
+            await work.run()
+
+        task = supervisor.loop("test", fail_late)
+        await eventually_async(lambda: named)
+        work.error = None
+        await eventually_async(lambda: work.running)
+        clock.now += max(lengths)
+        assert supervisor.failing(), "it may fail as late as before"
+        clock.now += 3 * max(lengths)
+        assert not supervisor.failing()
+        task.cancel()
+        await asyncio.wait([task])
+
+    run(scenario)
+
+
+def test_a_loop_that_ran_long_before_it_failed_recovers_soon() -> None:
+    async def scenario() -> None:
+        clock, work = Clock(), Work()
+        supervisor = Supervisor(clock=clock, first_retry_s=1e-6)
+        work.error = ValueError("why")
+
+        async def fail() -> None:
+            clock.now += 0 if work.begun else 100 * WELL_AFTER_S
+            await work.run()
+
+        task = supervisor.loop("test", fail)
+        await eventually_async(supervisor.failing)
+        work.error = None
+        await eventually_async(lambda: work.running)
+        clock.now += WELL_AFTER_S
+        assert not supervisor.failing()
+        task.cancel()
+        await asyncio.wait([task])
+
+    run(scenario)
+
+
 def test_a_canceled_loop_ends_and_is_not_named() -> None:
     async def scenario() -> None:
         supervisor, work = Supervisor(first_retry_s=0.001), Work()
