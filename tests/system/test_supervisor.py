@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
 import pytest
 
@@ -153,6 +153,88 @@ def test_a_canceled_loop_ends_and_is_not_named() -> None:
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled() and not supervisor.failing()
+
+    run(scenario)
+
+
+async def awaits_what_was_canceled() -> None:
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+class NoTextError(Exception):
+    def __str__(self) -> str:
+        raise MemoryError
+
+
+async def fail_without_text() -> None:
+    raise NoTextError
+
+
+@pytest.mark.parametrize("work", [awaits_what_was_canceled, fail_without_text])
+def test_a_failure_of_any_kind_ends_no_loop(work: Callable[[], Coroutine[None, None, None]]) -> None:
+    async def scenario() -> None:
+        supervisor = Supervisor(first_retry_s=1e-6)
+        task = supervisor.loop("test", work)
+        await eventually_async(lambda: task.done() or supervisor.failing())
+        assert not task.done() and supervisor.failures["test"] >= MAX_FAILURES
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() and not supervisor.failing()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("error", [NoTextError(), asyncio.CancelledError(), SystemExit(1)])
+def test_a_failure_of_any_kind_ends_no_loop_on_a_thread(error: BaseException) -> None:
+    supervisor, stopped = Supervisor(first_retry_s=1e-6), threading.Event()
+
+    def fail() -> None:
+        raise error
+
+    thread = supervisor.thread_loop("test", fail, stopped)
+    eventually(lambda: not thread.is_alive() or supervisor.failing())
+    assert thread.is_alive()
+    stopped.set()
+    thread.join(DEADLINE_S)
+
+
+def test_a_loop_whose_end_fails_ends_as_canceled(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        supervisor, running = Supervisor(), asyncio.Event()
+
+        async def work() -> None:
+            try:
+                running.set()
+                await asyncio.Event().wait()
+            finally:
+                raise ValueError("why")
+
+        task = supervisor.loop("test", work)
+        await running.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() and not supervisor.failing()
+
+    run(scenario)
+    assert [record.message for record in caplog.records] == ["a loop of the agent failed at its end"]
+
+
+def test_a_loop_that_ended_with_an_error_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def defect(self: object, error: BaseException) -> float:
+        raise error
+
+    monkeypatch.setattr("dra_agent.supervisor._Loop.failed", defect)
+
+    async def fail() -> None:
+        raise ValueError("why")
+
+    async def scenario() -> None:
+        supervisor = Supervisor()
+        await asyncio.wait([supervisor.loop("test", fail, of="one")])
+        await asyncio.sleep(0)
+        assert supervisor.failing() == ["the loop 'test one' ended: ValueError"]
 
     run(scenario)
 
