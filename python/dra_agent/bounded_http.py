@@ -167,11 +167,12 @@ class _Server:
         self.port = int(self._listener.getsockname()[1])
         self._wakes, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._resume()
         self._selector.register(self._wakes, selectors.EVENT_READ)
 
     def serve(self) -> None:
         """Accept and read until `stop`."""
+        self._resume()
         while not self._stopped:
             ready = [key for key, _ in self._selector.select(self._timeout_s())]
             for key in ready:
@@ -179,8 +180,7 @@ class _Server:
                     self._receive(key.data)
             self._end_late()
             if self._resumes_s and time.monotonic() >= self._resumes_s:
-                self._resumes_s = 0.0
-                self._selector.register(self._listener, selectors.EVENT_READ)
+                self._resume()
             elif any(key.fileobj is self._listener for key in ready):
                 self._accept()
 
@@ -204,6 +204,12 @@ class _Server:
         if self._resumes_s:
             return max(0.0, self._resumes_s - time.monotonic())
         return _POLL_INTERVAL_S if self._waiting or self._served else None
+
+    def _resume(self) -> None:
+        # The kernel may refuse it for want of memory; `serve`, which is started again, then tries it again.
+        if self._listener not in self._selector.get_map():
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        self._resumes_s = 0.0
 
     def _accept(self) -> None:
         for _ in range(_ACCEPT_BATCH):

@@ -13,9 +13,9 @@ import os
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from dra_agent.errors import AgentError
@@ -30,14 +30,19 @@ MAX_RETRY_S = 30.0
 MAX_FAILURES = 5
 """Failures in a row after which a loop is reported: about 10 s, so that a short shortage restarts no agent."""
 WELL_AFTER_S = 10.0
-"""Seconds after which a loop that was started again counts as well."""
+"""Seconds after which a loop that was started again counts as well, unless its attempts fail as late as that."""
+WELL_FACTOR = 3
+"""How many times longer than the last failed attempts a loop has to run to count as well."""
+MAX_WELL_AFTER_S = 300.0
+"""Seconds after which every loop counts as well; longer than any attempt whose calls have a deadline."""
 
 MAX_KINDS = 256
 """Kinds of failures that are counted, each of which is logged once."""
 
 _T = TypeVar("_T")
-_ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
-"""What ends a loop: everything else is a failure, also pyo3's PanicException, which is no Exception."""
+_ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What ends a loop on the event loop, and with it the process. Everything else is a failure: also pyo3's
+PanicException, which is no Exception, and a CancelledError that does not cancel the loop itself."""
 
 
 class _Repeated:
@@ -69,6 +74,7 @@ class _Loop:
         supervisor.failures.setdefault(name, 0)  # a series that starts at 1 hides its first increase
         self.name = name
         self._of = {"of": of} if of else {}
+        self.subject = f"the loop {f'{name} {of}'.rstrip()!r}"
         self._clock = supervisor.clock
         self._backoff = Backoff(first=supervisor.first_retry_s, longest=max(MAX_RETRY_S, supervisor.first_retry_s))
         self._repeated = _Repeated()
@@ -77,33 +83,45 @@ class _Loop:
         self._error = ""
         self._began: float | None = None
         """When the work began that runs now."""
+        self._attempts_s: deque[float] = deque(maxlen=MAX_FAILURES - 1)
+        """How long the last attempts ran that failed; a loop that is reported is past the run before its failures."""
+        self._well_after_s = WELL_AFTER_S
 
     def begins(self) -> None:
         self._began = self._clock()
 
     def failed(self, error: BaseException) -> float:
-        """Record a failure; return the seconds until the work is to begin again."""
-        self._check_well()
-        self._began = None
-        self._failures += 1
-        self._error = f"{type(error).__name__}: {error}"
-        self._supervisor.failures[self.name] += 1
-        self._repeated.log("a loop of the agent failed; it is started again", error, loop=self.name, **self._of)
+        """Record a failure; return the seconds until the work is to begin again. Raises nothing."""
+        # The text of an error may raise as well, also for want of memory.
+        with suppress(Exception):
+            self._record(error)
         return self._backoff.delay()
+
+    def _record(self, error: BaseException) -> None:
+        self._check_well()
+        if self._began is not None:
+            self._attempts_s.append(self._clock() - self._began)
+            self._began = None
+        self._well_after_s = min(MAX_WELL_AFTER_S, max(WELL_AFTER_S, WELL_FACTOR * max(self._attempts_s)))
+        self._failures += 1
+        self._supervisor.failures[self.name] += 1
+        self._error = type(error).__name__
+        self._error = f"{type(error).__name__}: {error}"
+        self._repeated.log("a loop of the agent failed; it is started again", error, loop=self.name, **self._of)
 
     def failing(self) -> str:
         """Return why the loop counts as failing; "" if it does not."""
         self._check_well()
         if self._failures < MAX_FAILURES:
             return ""
-        subject = " ".join([self.name, *self._of.values()])
-        return f"the loop {subject!r} failed {self._failures} times in a row: {self._error}"
+        return f"{self.subject} failed {self._failures} times in a row: {self._error}"
 
     def _check_well(self) -> None:
         began = self._began
-        if self._failures and began is not None and self._clock() - began >= WELL_AFTER_S:
+        if self._failures and began is not None and self._clock() - began >= self._well_after_s:
             log.info("a loop of the agent runs again", extra={"loop": self.name, **self._of})
             self._failures, self._repeated = 0, _Repeated()
+            self._attempts_s.clear()
             self._backoff.reset()
 
 
@@ -119,7 +137,8 @@ class Supervisor:
         self._loops: set[_Loop] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         """An event loop has only weak references to its tasks."""
-        self._ended_threads: list[str] = []
+        self._ended_reasons: list[str] = []
+        """Loops and threads of libraries that ended with an error, and that only a new process has again."""
         self._repeated = _Repeated()
 
     def loop(self, name: str, work: Callable[[], Coroutine[Any, Any, None]], *, of: str = "") -> asyncio.Task[None]:
@@ -127,7 +146,10 @@ class Supervisor:
 
         `work` starts from the beginning each time. `name` is one of a few, `of` says which of several loops it is.
         """
-        return self._start(f"{name} {of}".rstrip(), self._repeat(_Loop(self, name, of), work))
+        record = _Loop(self, name, of)
+        task = self._start(f"{name} {of}".rstrip(), self._repeat(record, work))
+        task.add_done_callback(lambda ended: self._loop_ended(record, ended))
+        return task
 
     def start_task(self, name: str, work: Coroutine[Any, Any, _T], *, awaited: bool = False) -> asyncio.Task[_T]:
         """Run `work` once on the running event loop. Its failure is logged, unless the owner has `awaited` the task."""
@@ -144,11 +166,13 @@ class Supervisor:
         return start_thread(name, self._repeat_on_thread, _Loop(self, name, ""), work, stopped)
 
     def failing(self) -> list[str]:
-        """Return the loops that fail again and again, and threads of libraries that ended; empty if all is well.
+        """Return the loops that fail again and again, or ended with an error, and threads of libraries that ended.
+
+        Empty if all is well.
 
         It never waits, and may be called from any thread.
         """
-        return [reason for loop in [*self._loops] if (reason := loop.failing())] + self._ended_threads
+        return [reason for loop in [*self._loops] if (reason := loop.failing())] + self._ended_reasons
 
     @contextmanager
     def attached(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
@@ -178,6 +202,8 @@ class Supervisor:
 
     async def _repeat(self, loop: _Loop, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._loops.add(loop)
+        task = asyncio.current_task()
+        assert task is not None
         try:
             while True:
                 loop.begins()
@@ -185,7 +211,12 @@ class Supervisor:
                     return await work()
                 except _ENDS:
                     raise
-                except BaseException as error:  # noqa: BLE001 - whatever it is must not end the loop
+                except BaseException as error:  # whatever it is must not end the loop
+                    if task.cancelling():
+                        if isinstance(error, asyncio.CancelledError):
+                            raise
+                        self._repeated.log("a loop of the agent failed at its end", error, loop=loop.name)
+                        raise asyncio.CancelledError from error
                     wait_s = loop.failed(error)
                 await asyncio.sleep(wait_s)
         finally:
@@ -199,8 +230,6 @@ class Supervisor:
                 try:
                     work()
                     return
-                except _ENDS:
-                    raise
                 except BaseException as error:  # noqa: BLE001 - whatever it is must not end the loop
                     if stopped.is_set():
                         return
@@ -208,6 +237,11 @@ class Supervisor:
                 stopped.wait(wait_s)
         finally:
             self._loops.discard(loop)
+
+    def _loop_ended(self, loop: _Loop, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._ended_reasons.append(f"{loop.subject} ended: {type(error).__name__}")
+            self._repeated.log("a loop of the agent ended with an error", error, loop=loop.name)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -226,7 +260,7 @@ class Supervisor:
         self._repeated.log("a thread ended with an error", args.exc_value, of=name)
         if not isinstance(args.thread, NamedThread):
             # The library may not work without it, and only a new process has it again.
-            self._ended_threads.append(f"the thread {name!r} of a library ended: {args.exc_type.__name__}")
+            self._ended_reasons.append(f"the thread {name!r} of a library ended: {args.exc_type.__name__}")
 
 
 def on_thread(call: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import selectors
 import socket
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from http import HTTPStatus
 
 import pytest
 
@@ -237,3 +240,28 @@ def test_a_path_injects_neither_headers_nor_other_pages(server: HttpServer, path
             response = stream.read()
     head = response.partition(b"\r\n\r\n")[0]
     assert b" 404 " in head.splitlines()[0] and b"Set-Cookie" not in head
+
+
+def test_a_listener_that_the_kernel_refuses_once_accepts_afterwards(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_http, "_GRACE_S", 1.0)
+    register, refused = selectors.DefaultSelector.register, [0]
+
+    def refuse_once(selector: selectors.BaseSelector, end: object, *args: object) -> object:
+        is_listener = isinstance(end, socket.socket) and end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if is_listener and end.getsockname()[1] == server.port and not refused[0]:
+            refused[0] += 1
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return register(selector, end, *args)
+
+    monkeypatch.setattr(selectors.DefaultSelector, "register", refuse_once)
+    with ExitStack() as clients:  # so many that the listener pauses
+
+        def is_refused() -> int:
+            for _ in range(MAX_PER_ADDRESS + 26):
+                clients.enter_context(socket.create_connection(("127.0.0.1", server.port), DEADLINE_S))
+            return refused[0]
+
+        eventually(is_refused)
+    eventually(lambda: get_status(server) == HTTPStatus.OK)

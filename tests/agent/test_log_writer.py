@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import logging
 import os
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 
 import preloaded
-from dra_agent.agent import log_writer
+from dra_agent.agent import log_writer, logs
 from dra_agent.agent.log_writer import MAX_QUEUE_BYTES, LogWriter
-from dra_agent.agent.logs import TextFormatter
+from dra_agent.agent.logs import JsonFormatter, TextFormatter
+from dra_agent.supervisor import supervisor
 from eventually import DEADLINE_S, eventually
 
 LINE_BYTES = 1000
@@ -33,6 +35,11 @@ class Pipe:
         while data.count(b"\n") < count:
             data += os.read(self.reader, 1 << 16)
         return data.decode().splitlines()
+
+    def discard(self) -> None:
+        """Read until the end of the process."""
+        while os.read(self.reader, 1 << 16):
+            pass
 
 
 @pytest.fixture
@@ -116,6 +123,84 @@ def test_a_descriptor_that_does_not_block_is_waited_for(pipe: Pipe, log: Log) ->
     for number in range(300):
         logger.info("x" * LINE_BYTES, extra={"n": number})
     assert len(pipe.lines(300)) == 300
+
+
+class Garbage:
+    """Logs when it is collected."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self.me, self.logger = self, logger
+
+    def __del__(self) -> None:
+        self.logger.info("collected")
+
+
+class CollectingFormatter(TextFormatter):
+    """Garbage is collected while a record is formatted."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Collect, and write one event."""
+        gc.collect()
+        return super().format(record)
+
+
+def test_a_finalizer_that_logs_while_dropped_lines_are_reported_stops_nothing(pipe: Pipe, log: Log) -> None:
+    logger, writer = log
+    while not writer.dropped:
+        logger.info("x" * LINE_BYTES)
+    Garbage(logger)
+    reading = threading.Thread(target=pipe.discard, daemon=True)
+    writer.setFormatter(CollectingFormatter())
+    reading.start()
+
+    def log_on() -> None:
+        for _ in range(100):
+            Garbage(logger)
+            logger.info("y")
+        writer.flush()
+
+    logging_thread = threading.Thread(target=log_on, daemon=True)
+    logging_thread.start()
+    logging_thread.join(DEADLINE_S)
+    assert not logging_thread.is_alive()
+
+
+def test_a_failure_of_the_thread_that_writes_loses_a_batch_and_is_counted(
+    pipe: Pipe, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger, writer = log
+    failures = [MemoryError()]
+    write = os.write
+
+    def fail_once(descriptor: int, data: bytes) -> int:
+        if descriptor == pipe.writer and failures:
+            raise failures.pop()
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", fail_once)
+    before = supervisor().failures["log"]
+    logger.info("lost")
+    eventually(lambda: writer.dropped == 1)
+    logger.info("kept")
+    assert pipe.lines(1)[0].endswith("kept")
+    assert supervisor().failures["log"] == before + 1
+
+
+def test_a_change_of_format_and_level_keeps_the_thread(own_root_logger: None) -> None:
+    logs.set_up("info", "text")
+    writer = logging.getLogger().handlers[0]
+    logs.set_up("debug", "json")
+    assert logging.getLogger().handlers == [writer]
+    assert isinstance(writer.formatter, JsonFormatter)
+
+
+@pytest.fixture
+def own_root_logger() -> Iterator[None]:
+    root, own = logging.getLogger(), logging.getLogger("dra_agent")
+    before = root.handlers[:], root.level, own.level, logging.raiseExceptions
+    yield
+    root.handlers[:], root.level, own.level, logging.raiseExceptions = before
+    logging.captureWarnings(False)
 
 
 def test_an_agent_whose_log_nothing_reads_handles_a_notice(tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ from agent.test_claims import CLAIM
 from dra_agent.agent.config import Config
 from dra_agent.agent.config_keys import changed_keys, is_reloadable
 from dra_agent.agent.device_state import DeviceState
-from dra_agent.agent.reload import merged
+from dra_agent.agent.reload import Reload, merged
 from dra_agent.errors import UsageError
 from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.settings import AttributeRule, InventorySettings
+from dra_agent.threads import no_thread
 from dra_simulate import build
 from eventually import eventually
 
@@ -99,6 +100,40 @@ def test_only_reloadable_keys_are_taken_over() -> None:
     changed = changed_keys(Config(), merged(Config(), loaded))
     assert changed == ["log_level", "inventory.exclude", "health.fatal"]
     assert not any(map(is_reloadable, changed_keys(merged(Config(), loaded), loaded)))
+
+
+def test_a_reload_whose_report_fails_does_not_end_reloads(caplog: pytest.LogCaptureFixture) -> None:
+    failures, reads, ended = [MemoryError()], [0], [0]
+
+    def read() -> Config:
+        reads[0] += 1
+        raise UsageError("wrong", where="config")
+
+    def end() -> None:
+        if failures:
+            raise failures.pop()
+        ended[0] += 1
+
+    reload = Reload(Config(), read)
+    reload.follow(lambda config: None, end)
+    reload()
+    eventually(lambda: not failures)
+    reload()
+    eventually(lambda: ended[0])
+    assert reads[0] == 2 and not reload.status.successful
+
+
+def test_a_reload_without_room_for_a_thread_is_a_failed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(level: str, format_: str) -> None:
+        raise no_thread("log")
+
+    monkeypatch.setattr("dra_agent.agent.logs.set_up", refuse)
+    ended: list[bool] = []
+    reload = Reload(Config(), Config)
+    reload.follow(lambda config: None, lambda: ended.append(reload.status.successful))
+    reload()
+    assert eventually(lambda: ended) == [False]
+    assert "no room for another thread" in reload.status.problems[0]
 
 
 def doctor(state: Path) -> list[dict[str, Any]]:

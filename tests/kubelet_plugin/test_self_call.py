@@ -6,6 +6,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from dra_agent.errors import RetryableError
 from dra_agent.kubelet_plugin import self_call
 from dra_agent.kubelet_plugin.self_call import call_registration
 from dra_agent.supervisor import on_thread
-from eventually import DEADLINE_S
+from eventually import DEADLINE_S, eventually_async
 from kubelet_plugin.conftest import Node, Run
 from unprivileged import home_for_everyone
 
@@ -105,3 +106,36 @@ def test_a_plugin_that_does_not_respond_is_a_loop_that_fails(
             assert "'self call' failed" in supervisor.failing()[0]
 
     run(scenario())
+
+
+def test_a_call_that_hangs_is_a_loop_that_fails_and_occupies_one_thread(
+    node: Node, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dra_agent import supervisor as module
+
+    supervisor = module.Supervisor(first_retry_s=0.001)
+    monkeypatch.setattr("dra_agent.kubelet_plugin.plugin.supervisor", lambda: supervisor)
+    monkeypatch.setattr("dra_agent.kubelet_plugin.plugin.SELF_CALL_DEADLINE_S", 0.01)
+    monkeypatch.setattr("dra_agent.kubelet_plugin.plugin.SELF_CALL_INTERVAL_S", 0.01)
+    calls: list[str] = []
+    end = threading.Event()
+
+    def hang(address: str) -> None:
+        calls.append(address)
+        end.wait()
+
+    monkeypatch.setattr("dra_agent.kubelet_plugin.plugin.call_registration", hang)
+
+    async def scenario() -> None:
+        async with node.registered():
+            await eventually_async(supervisor.failing)
+            assert "a call of the plugin to itself hangs" in supervisor.failing()[0]
+            assert len(calls) == 1
+            monkeypatch.setattr("dra_agent.kubelet_plugin.plugin.call_registration", calls.append)
+            end.set()
+            await eventually_async(lambda: len(calls) > 1)
+
+    try:
+        run(scenario())
+    finally:
+        end.set()

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
 import pytest
 
@@ -94,6 +94,56 @@ def test_a_loop_that_keeps_failing_is_named_until_it_runs_well() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("lengths", [(WELL_AFTER_S + 2,), (WELL_AFTER_S + 2, 0.0), (90.0, 40.0)])
+def test_a_loop_whose_attempts_fail_late_is_named_until_it_runs_longer(lengths: tuple[float, ...]) -> None:
+    async def scenario() -> None:
+        clock, work = Clock(), Work()
+        supervisor = Supervisor(clock=clock, first_retry_s=1e-6)
+        work.error = TimeoutError()
+        named: list[str] = []
+
+        async def fail_late() -> None:
+            if work.error is not None:
+                clock.now += lengths[work.begun % len(lengths)]
+                named.extend(supervisor.failing())  # as a probe does meanwhile
+            await work.run()
+
+        task = supervisor.loop("test", fail_late)
+        await eventually_async(lambda: named)
+        work.error = None
+        await eventually_async(lambda: work.running)
+        clock.now += max(lengths)
+        assert supervisor.failing(), "it may fail as late as before"
+        clock.now += 3 * max(lengths)
+        assert not supervisor.failing()
+        task.cancel()
+        await asyncio.wait([task])
+
+    run(scenario)
+
+
+def test_a_loop_that_ran_long_before_it_failed_recovers_soon() -> None:
+    async def scenario() -> None:
+        clock, work = Clock(), Work()
+        supervisor = Supervisor(clock=clock, first_retry_s=1e-6)
+        work.error = ValueError("why")
+
+        async def fail() -> None:
+            clock.now += 0 if work.begun else 100 * WELL_AFTER_S
+            await work.run()
+
+        task = supervisor.loop("test", fail)
+        await eventually_async(supervisor.failing)
+        work.error = None
+        await eventually_async(lambda: work.running)
+        clock.now += WELL_AFTER_S
+        assert not supervisor.failing()
+        task.cancel()
+        await asyncio.wait([task])
+
+    run(scenario)
+
+
 def test_a_canceled_loop_ends_and_is_not_named() -> None:
     async def scenario() -> None:
         supervisor, work = Supervisor(first_retry_s=0.001), Work()
@@ -103,6 +153,88 @@ def test_a_canceled_loop_ends_and_is_not_named() -> None:
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled() and not supervisor.failing()
+
+    run(scenario)
+
+
+async def awaits_what_was_canceled() -> None:
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+class NoTextError(Exception):
+    def __str__(self) -> str:
+        raise MemoryError
+
+
+async def fail_without_text() -> None:
+    raise NoTextError
+
+
+@pytest.mark.parametrize("work", [awaits_what_was_canceled, fail_without_text])
+def test_a_failure_of_any_kind_ends_no_loop(work: Callable[[], Coroutine[None, None, None]]) -> None:
+    async def scenario() -> None:
+        supervisor = Supervisor(first_retry_s=1e-6)
+        task = supervisor.loop("test", work)
+        await eventually_async(lambda: task.done() or supervisor.failing())
+        assert not task.done() and supervisor.failures["test"] >= MAX_FAILURES
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() and not supervisor.failing()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("error", [NoTextError(), asyncio.CancelledError(), SystemExit(1)])
+def test_a_failure_of_any_kind_ends_no_loop_on_a_thread(error: BaseException) -> None:
+    supervisor, stopped = Supervisor(first_retry_s=1e-6), threading.Event()
+
+    def fail() -> None:
+        raise error
+
+    thread = supervisor.thread_loop("test", fail, stopped)
+    eventually(lambda: not thread.is_alive() or supervisor.failing())
+    assert thread.is_alive()
+    stopped.set()
+    thread.join(DEADLINE_S)
+
+
+def test_a_loop_whose_end_fails_ends_as_canceled(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        supervisor, running = Supervisor(), asyncio.Event()
+
+        async def work() -> None:
+            try:
+                running.set()
+                await asyncio.Event().wait()
+            finally:
+                raise ValueError("why")
+
+        task = supervisor.loop("test", work)
+        await running.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() and not supervisor.failing()
+
+    run(scenario)
+    assert [record.message for record in caplog.records] == ["a loop of the agent failed at its end"]
+
+
+def test_a_loop_that_ended_with_an_error_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def defect(self: object, error: BaseException) -> float:
+        raise error
+
+    monkeypatch.setattr("dra_agent.supervisor._Loop.failed", defect)
+
+    async def fail() -> None:
+        raise ValueError("why")
+
+    async def scenario() -> None:
+        supervisor = Supervisor()
+        await asyncio.wait([supervisor.loop("test", fail, of="one")])
+        await asyncio.sleep(0)
+        assert supervisor.failing() == ["the loop 'test one' ended: ValueError"]
 
     run(scenario)
 

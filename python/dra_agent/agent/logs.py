@@ -22,12 +22,17 @@ _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERRO
 
 
 def set_up(level: str, format_: str) -> None:
-    """Write log records of at least `level` to standard error. Raises NoThreadError."""
-    handler = LogWriter(os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno())
+    """Write log records of at least `level` to standard error.
+
+    The first call starts the thread that writes, and raises NoThreadError if there is no room for it.
+    """
+    root = logging.getLogger()
+    handler = next((one for one in root.handlers if isinstance(one, LogWriter)), None)
+    if handler is None:
+        handler = LogWriter(os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno())
     # Set by systemd if standard error is the journal, which records time and priority.
     journal = "JOURNAL_STREAM" in os.environ
     handler.setFormatter((JsonFormatter if format_ == "json" else TextFormatter)(journal=journal))
-    root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("dra_agent").setLevel(level.upper())

@@ -86,20 +86,19 @@ class Reload:
         while more:
             with self._lock:
                 is_requested, self._is_requested = self._is_requested, False
-            self._reload(is_requested=is_requested)
-            self._ended()
-            with self._lock:
-                self._pending -= 1
-                more = self._pending > 0
+            try:
+                self._reload(is_requested=is_requested)
+                self._ended()
+            except BaseException:  # a defect here must not end the reloads of a running agent
+                log.exception("the result of a reload is not reported")
+            finally:
+                with self._lock:
+                    self._pending -= 1
+                    more = self._pending > 0
 
     def _reload(self, *, is_requested: bool) -> None:
         try:
-            config = self._read()
-            if not is_requested and config == self._loaded and self.status.successful:
-                return
-            effective = merged(self.effective, config)
-            if effective != self.effective:
-                self._apply(effective)
+            self._load(is_requested=is_requested)
         except AgentError as error:
             found = error.problems if isinstance(error, ConfigError) else (error,)
             problems = tuple(map(str, found))
@@ -107,16 +106,22 @@ class Reload:
                 for problem in problems:
                     log.error("configuration not reloaded, the current one stays", extra={"reason": problem})
             self.status = msgspec.structs.replace(self.status, successful=False, problems=problems)
-            return
         except Exception as error:  # a defect here must not end the reloads of a running agent
             log.exception("configuration not reloaded, the current one stays")
             problem = f"internal error: {type(error).__name__}: {error}"
             self.status = msgspec.structs.replace(self.status, successful=False, problems=(problem,))
+
+    def _load(self, *, is_requested: bool) -> None:
+        config = self._read()
+        if not is_requested and config == self._loaded and self.status.successful:
             return
+        effective = merged(self.effective, config)
+        if effective != self.effective:
+            self._apply(effective)
+        logs.set_up(effective.log_level, effective.log_format)
         before, self.effective, self._loaded = self.effective, effective, config
         restart = tuple(key for key in changed_keys(effective, config) if not is_reloadable(key))
         self.status = ReloadStatus(True, time.time(), checksum(config), (), restart)  # noqa: TID251 - a moment that is exported as a metric
-        logs.set_up(effective.log_level, effective.log_format)
         # The line about a new level is part of the log if either level shows it.
         logs.write(
             log,

@@ -88,6 +88,9 @@ class KubeletPlugin:
         # (grpc/grpc, src/python/grpcio/grpc/_server.py: _serve).
         self._calls = _CallThreads(MAX_CALLS, "calls", kept=1)
         self._other_calls = DaemonExecutor(MAX_OTHER_CALLS, "kubelet", kept=1)
+        self._self_calls = DaemonExecutor(1, "self call", kept=1)
+        self._self_call: asyncio.Future[None] | None = None
+        """The call that runs, or hangs."""
         self._server: grpc.Server | None = None
         self._files: tuple[SocketFile, ...] = ()
         self._loops: list[asyncio.Task[None]] = []
@@ -133,6 +136,9 @@ class KubeletPlugin:
         for task in self._loops:
             task.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
+        if self._self_call is not None:
+            self._self_call.cancel()
+        self._self_calls.shutdown()
         for file in reversed(self._files):  # the registration's first: the kubelet switches to another instance
             file.remove()
         if self.health is not None:
@@ -159,10 +165,21 @@ class KubeletPlugin:
     async def _call_itself(self) -> None:
         while True:
             if self._files:
-                address = self._files[-1].published_address
-                async with asyncio.timeout(SELF_CALL_DEADLINE_S):
-                    await on_thread(call_registration, address)
+                await self._call(self._files[-1].published_address)
             await asyncio.sleep(SELF_CALL_INTERVAL_S)
+
+    async def _call(self, address: str) -> None:
+        """Call itself, or wait for an earlier call that hangs. Raises RetryableError without a response in time."""
+        if self._self_call is None:
+            loop = asyncio.get_running_loop()
+            self._self_call = loop.run_in_executor(self._self_calls, call_registration, address)
+        done, _ = await asyncio.wait([self._self_call], timeout=SELF_CALL_DEADLINE_S)
+        if not done:
+            raise RetryableError(
+                "a call of the plugin to itself hangs", where=address, hint="the agent is restarted if this lasts"
+            )
+        call, self._self_call = self._self_call, None
+        call.result()
 
     async def _try_to_listen(self) -> None:
         try:
