@@ -7,7 +7,7 @@ from typing import Any
 
 from dra_agent.api_object import allocation_of, consumers_of
 from dra_agent.deadline import Deadline
-from dra_agent.device_setup.open_files import SEARCH_TIMEOUT_S, device_nodes, require_unused
+from dra_agent.device_setup.open_files import SEARCH_TIMEOUT_S, device_nodes, listed_processes, require_unused
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
@@ -15,7 +15,6 @@ from dra_agent.prepare import allocation as allocations
 from dra_agent.prepare import record as records
 from dra_agent.prepare.ledger import LedgerEntry
 from dra_agent.processes.containers import place_of
-from dra_agent.processes.stat import process_ids
 from dra_agent.status.device_status import NodeDevices
 
 NO_LONGER_EXISTS = "no longer exists"
@@ -63,7 +62,7 @@ def require_unused_claim(host: Host, devices: NodeDevices, entry: LedgerEntry, p
     for device in functions.values():
         why = f"a device of it ({device.pci_address}) may be in use"
         require_unused(host, device_nodes(host, device), entry.with_uid, deadline, why)
-    for pid in sorted(process_ids(host.proc)) if pods else ():
+    for pid in sorted(listed_processes(host)) if pods else ():
         place = place_of(host.proc, pid)
         if place is not None and place.kind == "pod" and place.pod_uid in pods:
             raise RetryableError(

@@ -143,7 +143,7 @@ class OrphanedClaims:
 
         def add() -> None:
             for uid in uids:
-                if uid not in self.suspicions:
+                if uid not in self.suspicions or uid not in self._due:
                     self._due[uid] = self._now()
             self._wake.set()
 
@@ -241,7 +241,11 @@ class OrphanedClaims:
             if entry is None or not self._is_leader():
                 self.suspicions.pop(uid, None)
                 continue
-            await self._check(entry)
+            try:
+                await self._check(entry)
+            except Exception:  # a defect for one claim must not affect the others, nor have it forgotten
+                log.exception("prepared claim is not compared with the API server this time", extra={"claim": uid})
+                self._due[uid] = self._now() + self._retry_s
 
     async def _check(self, entry: LedgerEntry) -> None:
         reason = await self._orphan_reason(entry)
