@@ -164,6 +164,68 @@ def test_a_claim_is_kept_while_its_pod_runs(fake_api: FakeApi, tmp_path: Path, h
     run(fake_api, tmp_path, host, scenario)
 
 
+IN_POD = {
+    "own cgroup namespace": f"0::/../../kubepods-besteffort-pod{POD.replace('-', '_')}.slice/crio-{'a' * 64}.scope\n",
+    "other root": f"0::/other/kubepods/pod{POD}/{'a' * 64}\n",
+    "unreadable": None,
+}
+
+
+@pytest.mark.parametrize("cgroup", IN_POD.values(), ids=list(IN_POD))
+def test_an_interface_is_kept_after_a_restart_while_its_pod_may_run(
+    fake_api: FakeApi, tmp_path: Path, host: Host, cgroup: str | None
+) -> None:
+    put(fake_api, "lost", "l")
+    file = host.proc / "4711/cgroup"
+    file.parent.mkdir()
+    if cgroup is None:
+        file.mkdir()
+    else:
+        file.write_text(cgroup)
+
+    async def scenario(orphaned: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+        node.pods = (POD,)
+        node.hold("l", "lost", "nic-0")
+        await start(orphaned, node.release)
+        await check_twice(orphaned, clock, "l")
+        assert not node.released
+        with pytest.raises(RetryableError, match="process 4711"):
+            await orphaned.release("l", force=False)
+        file.rmdir() if cgroup is None else file.unlink()
+        # Of a static pod, whose UID is not a UUID.
+        file.write_text(f"0::/kubepods/burstable/pod{'b' * 32}/{'a' * 64}\n")
+        await run_due_checks(orphaned, clock, 60)
+        assert node.released == ["l"]
+
+    run(fake_api, tmp_path, host, scenario)
+
+
+@pytest.mark.parametrize("device", ["nic-0", "gone-0"])
+@pytest.mark.parametrize("hidden", [True, False], ids=["hidden processes", "earlier record"])
+def test_a_device_is_kept_while_nothing_shows_its_use(
+    fake_api: FakeApi, tmp_path: Path, host: Host, device: str, hidden: bool
+) -> None:
+    put(fake_api, "lost", "l")
+    put(fake_api, "gpu", "g")
+
+    async def scenario(orphaned: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+        if hidden:
+            (host.proc / "self/ns").mkdir(parents=True)
+            (host.proc / "self/ns/pid").symlink_to("pid:[4026532201]")
+        else:
+            node.pods = ()
+        node.hold("l", "lost", device)
+        node.hold("g", "gpu")
+        await start(orphaned, node.release)
+        await check_twice(orphaned, clock, "l")
+        await check_twice(orphaned, clock, "g")
+        assert node.released == ([] if hidden else ["g"]), "open device nodes show the use of a GPU"
+        with pytest.raises(RetryableError, match="cannot determine if its pods run: "):
+            await orphaned.release("l", force=False)
+
+    run(fake_api, tmp_path, host, scenario)
+
+
 def test_a_lost_claim_with_an_open_device_is_kept(fake_api: FakeApi, tmp_path: Path, host: Host) -> None:
     put(fake_api, "lost", "l")
     open_device_in_a_process(host)

@@ -25,6 +25,7 @@ from dra_agent.health.published_health import unusable_reason
 from dra_agent.host import Host
 from dra_agent.inventory.model import device_key
 from dra_agent.kube_client import RESOURCE_CLAIMS, ApiClient, NotFoundError
+from dra_agent.prepare import record as records
 from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
 from dra_agent.prepare.preparer import MayRelease
 from dra_agent.status.device_status import NodeDevices
@@ -96,7 +97,10 @@ class OrphanedClaims:
         self.suspicions: dict[str, Suspicion] = {}
         """By UID of the claim."""
         self._pods: dict[str, frozenset[str]] = {}
-        """UIDs of the pods for which a claim was reserved when it had its devices, by UID of the claim."""
+        """UIDs of the pods for which a claim was last reserved when it had its devices, by UID of the claim.
+
+        They may have joined after it was prepared, and be missing in the ledger.
+        """
         self._due: dict[str, float] = {}
         self._next_entry = 0
         self._reported: dict[str, str] = {}
@@ -321,7 +325,7 @@ class OrphanedClaims:
             return NO_LONGER_EXISTS if error.is_of(entry.name) else None
         except AgentError:
             return None
-        reason = orphan_reason(entry, claim, self._driver, self._pods.get(entry.uid, ()))
+        reason = orphan_reason(entry, claim, self._driver, self._users(entry))
         if reason == "":
             self._pods[entry.uid] = frozenset(str(consumer.get("uid")) for consumer in consumers_of(claim))
             if self._claim_pods is not None:
@@ -329,7 +333,10 @@ class OrphanedClaims:
         return reason
 
     def _check_unused(self, entry: LedgerEntry) -> None:
-        require_unused_claim(self._host, self._devices, entry, self._pods.get(entry.uid, ()))
+        require_unused_claim(self._host, self._devices, entry, self._users(entry))
+
+    def _users(self, entry: LedgerEntry) -> frozenset[str]:
+        return self._pods.get(entry.uid, frozenset()) | records.pods(entry)
 
 
 def _unknown(entry: LedgerEntry, hint: str = "") -> RetryableError:
