@@ -83,7 +83,12 @@ class OneGpu:
 
 
 def run(
-    fake_api: FakeApi, tmp_path: Path, host: Host, scenario: Callable[[OrphanedClaims, Node, Clock, ApiClient], Any]
+    fake_api: FakeApi,
+    tmp_path: Path,
+    host: Host,
+    scenario: Callable[[OrphanedClaims, Node, Clock, ApiClient], Any],
+    *,
+    confirm_after_s: float = CONFIRM_S,
 ) -> Node:
     node, clock = Node(), Clock()
 
@@ -96,7 +101,7 @@ def run(
                 OneGpu(),
                 cast(EventRecorder, node),
                 driver="d",
-                confirm_after_s=CONFIRM_S,
+                confirm_after_s=confirm_after_s,
                 now=clock,
                 spread=lambda low, high: low,
             )

@@ -46,6 +46,8 @@ PERIOD_S = 1200.0
 """Between two checks while nothing is suspected, each of one claim; half to one and a half times this."""
 RETRY_S = 60.0
 """Seconds between two attempts to release an orphaned claim; at most the time between two checks."""
+LEAST_RETRY_S = 1.0
+"""Between two attempts if the time between two checks is shorter."""
 GET_TIMEOUT_S = 10.0
 
 Release = Callable[[str, Deadline, MayRelease], object]
@@ -88,7 +90,7 @@ class OrphanedClaims:
         self._events = events
         self._driver = driver
         self._confirm_after_s = confirm_after_s
-        self._retry_s = min(RETRY_S, confirm_after_s)
+        self._retry_s = max(LEAST_RETRY_S, min(RETRY_S, confirm_after_s))
         self._claim_pods = claim_pods
         self._is_leader = is_leader
         self._now = now
@@ -151,7 +153,7 @@ class OrphanedClaims:
                     self._due[uid] = self._now()
             self._wake.set()
 
-        if self._loop is not None:
+        if self._loop is not None and self._confirm_after_s > 0:
             self._loop.call_soon_threadsafe(add)
 
     def prepared(self, claim: dict[str, Any]) -> None:
@@ -159,6 +161,12 @@ class OrphanedClaims:
         uid = str(claim["metadata"]["uid"])
         self.suspicions.pop(uid, None)
         self._pods[uid] = frozenset(str(consumer.get("uid")) for consumer in consumers_of(claim))
+
+    def unprepared(self, uid: str) -> None:
+        """Forget a claim that was released; callable from any thread."""
+        self.suspicions.pop(uid, None)
+        self._pods.pop(uid, None)
+        self._reported.pop(uid, None)
 
     async def release(self, name: str, *, force: bool) -> dict[str, Any]:
         """Unprepare a claim on request of an operator, by its UID or NAMESPACE/NAME; return the result.
