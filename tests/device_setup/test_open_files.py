@@ -323,6 +323,25 @@ def test_the_kind_of_a_device_node_is_that_of_its_class(tmp_path: Path) -> None:
     assert class_node(host, "nvme", "nvme0", "/dev/x") == DeviceNode("/dev/x", (259, 0))
 
 
+def test_processes_that_cannot_be_listed_may_have_a_node_open(host: Host, tmp_path: Path) -> None:
+    nowhere = dataclasses.replace(host, proc=tmp_path / "nowhere")
+    with pytest.raises(RetryableError, match="nowhere: cannot determine what uses devices: No such file"):
+        require_unused(nowhere, [NODE], "device a", IN_TIME)
+
+
+def test_device_nodes_that_cannot_be_read_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, address = Host(sysfs=tmp_path / "sys"), "0000:01:00.0"
+    (host.sysfs / "bus/pci/devices" / address / "drm/card0").mkdir(parents=True)
+    assert function_nodes(host, address) == []
+
+    def refused(path: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    monkeypatch.setattr("os.scandir", refused)
+    with pytest.raises(RetryableError, match="cannot determine what uses devices: Too many open files"):
+        function_nodes(host, address)
+
+
 def test_device_nodes_are_those_of_uevent_files(tmp_path: Path) -> None:
     host, address = Host(sysfs=tmp_path / "sys", dev=tmp_path / "dev", proc=tmp_path / "proc"), "0000:01:00.0"
     assert function_nodes(host, address) == []

@@ -151,6 +151,20 @@ def test_a_claim_without_configuration_or_pod_is_valid() -> None:
     assert not device.admin_access and device.share_id is None
 
 
+def test_the_pods_of_a_claim_are_recorded(node: SimulatedNode) -> None:
+    pods = [{"resource": "pods", "name": name, "uid": f"uid-{name}"} for name in ("p", "q")]
+    group = {"resource": "podgroups", "apiGroup": "scheduling.k8s.io", "name": "g", "uid": "uid-g"}
+    for uid, device, consumers, expected in (
+        ("a", "gpu-0", pods, {"uid-p", "uid-q"}),
+        ("b", "gpu-1", [*pods, group], set[str]()),  # the pods of a group are not known
+    ):
+        given = claim(uid, device)
+        given["status"]["reservedFor"] = consumers
+        node.preparer.prepare(given)
+        entry = node.ledger.get(uid)
+        assert entry is not None and record.pods(entry) == expected
+
+
 def test_durations_of_all_phases_are_observed(node: SimulatedNode) -> None:
     observed: list[tuple[str, float]] = []
     preparer = Preparer(

@@ -54,16 +54,22 @@ class BlockedPods(FakePods):
         self.pods[name]["metadata"] |= {"deletionTimestamp": end, "deletionGracePeriodSeconds": grace}
 
 
-def run_notice(count: int, grace: int, notice_s: float, mode: EvictionMode = "auto") -> BlockedPods:
-    """Run the evictor of a notice from its start to its deadline."""
+def run_notice(
+    count: int, grace: int, notice_s: float, mode: EvictionMode = "auto", *, open_s: float = 0
+) -> BlockedPods:
+    """Run the evictor of a notice to its deadline, which is set `open_s` after its start; times are from then on."""
     loop = VirtualLoop()
-    start = loop.time()
+    start = loop.time() + open_s
 
     def now() -> datetime:
         return T0 + timedelta(seconds=loop.time())
 
-    signal = Signal("operator", "notice", "operator", "test", now() + timedelta(seconds=notice_s))
-    state = apply(ReclaimState("b"), signal, now())
+    state = ReclaimState("b")
+    if open_s:
+        state = apply(state, Signal("operator", "notice", "operator", "test", None), now())
+    end = now() + timedelta(seconds=open_s + notice_s)
+    dated = apply(state, Signal("aws.spot", "notice", "e", "test", end), now())
+    reclaim = FixedReclaim(state if open_s else dated)
     names = [f"p{number}" for number in range(count)]
     pods = BlockedPods({name: pod(grace, name=name, uid=name) for name in names}, loop)
 
@@ -75,8 +81,10 @@ def run_notice(count: int, grace: int, notice_s: float, mode: EvictionMode = "au
             tracker.records[name] = ClaimReleaseStatus(name, "ns", name, now())
             tracker.claims[name] = held
         actions = PodActions(pods, Counter())
-        evictor = Evictor(actions, tracker, FixedReclaim(state), mode=mode, node="n", driver=DRIVER, now=now)
+        evictor = Evictor(actions, tracker, reclaim, mode=mode, node="n", driver=DRIVER, now=now)
         task = asyncio.create_task(evictor.run())
+        await asyncio.sleep(open_s)
+        reclaim.state = dated
         await asyncio.sleep(notice_s)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -95,6 +103,12 @@ def test_every_pod_is_deleted_in_time_for_its_grace_period(count: int, grace: in
     assert len(pods.deleted) == count
     latest = notice_s - UNPREPARE_MARGIN.total_seconds() - grace
     assert max(pods.deleted.values()) <= latest
+
+
+def test_a_later_deadline_ends_the_pauses_before_it() -> None:
+    pods = run_notice(257, 10, 30, open_s=60)
+    assert len(pods.deleted) == 257
+    assert max(pods.deleted.values()) <= 30 - UNPREPARE_MARGIN.total_seconds() - 10
 
 
 def test_a_budget_keeps_its_time_while_the_deadline_is_far() -> None:

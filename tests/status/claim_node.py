@@ -40,13 +40,16 @@ class Node:
         self.released: list[str] = []
         self.events: list[str] = []
         self.node = "node-a"
+        self.pods = ("9f0e0d0c-0b0a-4908-8706-050403020109",)
+        """Recorded in the ledger for each claim."""
 
     def entries(self) -> list[LedgerEntry]:
         return list(self.entries_by_uid.values())
 
     def hold(self, uid: str, name: str, device: str = "gpu-0", pool: str = POOL) -> None:
         devices = (HeldDevice(pool, device, "gpu"),)
-        self.entries_by_uid[uid] = LedgerEntry(uid, "default", name, devices, "completed")
+        payload = {"pods": list(self.pods)}
+        self.entries_by_uid[uid] = LedgerEntry(uid, "default", name, devices, "completed", payload)
 
     def release(self, uid: str, deadline: Deadline, may_release: MayRelease) -> None:
         if (entry := self.entries_by_uid.get(uid)) is not None and may_release(entry):
@@ -69,16 +72,23 @@ def host_with_a_gpu(tmp_path: Path) -> Host:
 
 
 class OneGpu:
-    """The devices of a host with one GPU."""
+    """The devices of a host with one GPU, and a network interface without device nodes."""
 
     inventory = Inventory()
 
     def lookup(self, pool: str, name: str) -> Device | None:
+        if name == "nic-0":
+            return Device("nic-0", "nic", "mellanox", "0000:5e:00.0", {})
         return Device("gpu-0", "gpu", "amd", "0000:3b:00.0", {}) if name == "gpu-0" else None
 
 
 def run(
-    fake_api: FakeApi, tmp_path: Path, host: Host, scenario: Callable[[OrphanedClaims, Node, Clock, ApiClient], Any]
+    fake_api: FakeApi,
+    tmp_path: Path,
+    host: Host,
+    scenario: Callable[[OrphanedClaims, Node, Clock, ApiClient], Any],
+    *,
+    confirm_after_s: float = CONFIRM_S,
 ) -> Node:
     node, clock = Node(), Clock()
 
@@ -91,7 +101,7 @@ def run(
                 OneGpu(),
                 cast(EventRecorder, node),
                 driver="d",
-                confirm_after_s=CONFIRM_S,
+                confirm_after_s=confirm_after_s,
                 now=clock,
                 spread=lambda low, high: low,
             )

@@ -11,6 +11,7 @@ import pytest
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
+from dra_agent.inventory.model import Device
 from dra_agent.kube_client import ApiClient
 from dra_agent.prepare.ledger import DeviceHeldError
 from dra_agent.status.holder_checks import HolderCheckingPreparer
@@ -21,6 +22,7 @@ from status.claim_node import (
     POOL,
     Clock,
     Node,
+    OneGpu,
     gets,
     host_with_a_gpu,
     open_device_in_a_process,
@@ -95,6 +97,50 @@ def test_a_claim_with_an_open_device_is_kept_until_it_is_closed(fake_api: FakeAp
         (host.proc / "4711/fd/3").unlink()
         await run_due_checks(gone, clock, 60)
         assert node.released == ["g"]
+
+    run(fake_api, tmp_path, host, scenario)
+
+
+def test_a_claim_is_released_after_processes_could_not_be_listed(fake_api: FakeApi, tmp_path: Path, host: Host) -> None:
+    async def scenario(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+        node.hold("g", "gone")
+        gone.start(node.release)
+        await wait_until(lambda: "g" in gone.suspicions)
+        hidden = host.proc.rename(tmp_path / "hidden")
+        await run_due_checks(gone, clock, CONFIRM_S)
+        with pytest.raises(RetryableError, match="cannot determine what uses devices: No such file"):
+            await gone.release("g", force=False)
+        assert not node.released
+        hidden.rename(host.proc)
+        await run_due_checks(gone, clock, 60)
+        assert node.released == ["g"]
+
+    run(fake_api, tmp_path, host, scenario)
+
+
+def test_a_defect_for_one_claim_delays_only_its_release(
+    fake_api: FakeApi, tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [KeyError("defect")]
+
+    def lookup(devices: OneGpu, pool: str, name: str) -> Device | None:
+        if name == "gpu-1" and failures:
+            raise failures.pop()
+        return None
+
+    monkeypatch.setattr(OneGpu, "lookup", lookup)
+
+    async def scenario(gone: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+        node.hold("g", "gone", "gpu-1")
+        node.hold("h", "gone-too", "gpu-2")
+        gone.start(node.release)
+        await wait_until(lambda: len(gone.suspicions) == 2)
+        await run_due_checks(gone, clock, CONFIRM_S)
+        assert node.released == ["h"]
+        gone.suspect(["g"])
+        await asyncio.sleep(0)
+        await run_due_checks(gone, clock, 60)
+        assert node.released == ["h", "g"]
 
     run(fake_api, tmp_path, host, scenario)
 

@@ -23,6 +23,7 @@ from status.claim_node import (
     Clock,
     Node,
     claim,
+    gets,
     host_with_a_gpu,
     open_device_in_a_process,
     put,
@@ -57,7 +58,7 @@ class Prepares:
         return []
 
     def unprepare(self, uid: str, deadline: Deadline) -> None:
-        raise AssertionError
+        pass
 
 
 async def prepare(orphaned: OrphanedClaims, claim_: dict[str, Any], error: Exception | None = None) -> None:
@@ -126,6 +127,42 @@ def test_a_claim_that_was_lost_before_a_restart_is_released(fake_api: FakeApi, t
     run(fake_api, tmp_path, host, second_run)
 
 
+def test_nothing_is_remembered_of_a_released_claim(fake_api: FakeApi, tmp_path: Path, host: Host) -> None:
+    def remembered(orphaned: OrphanedClaims, uid: str) -> bool:
+        return any(uid in value for value in vars(orphaned).values() if isinstance(value, dict))
+
+    async def scenario(orphaned: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+        await start(orphaned, node.release)
+        await prepare(orphaned, claim("lost", "l", "gpu-0", pods=(POD,)))
+        assert remembered(orphaned, "l")
+        node.hold("l", "lost")
+        open_device_in_a_process(host)
+        await check_twice(orphaned, clock, "l")
+        assert orphaned.suspicions
+        await asyncio.to_thread(HolderCheckingPreparer(Prepares(), orphaned).unprepare, "l", Deadline.of(60))
+        node.entries_by_uid.clear()
+        await run_due_checks(orphaned, clock, 60)
+        assert not remembered(orphaned, "l")
+
+    run(fake_api, tmp_path, host, scenario)
+
+
+def test_releases_are_retried_at_most_once_a_second(fake_api: FakeApi, tmp_path: Path, host: Host) -> None:
+    put(fake_api, "lost", "l")
+    open_device_in_a_process(host)
+
+    async def scenario(orphaned: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+        node.hold("l", "lost")
+        await start(orphaned, node.release)
+        await check_twice(orphaned, clock, "l")
+        before = gets(fake_api, "lost")
+        for _ in range(100):
+            await run_due_checks(orphaned, clock, 0.01)
+        assert gets(fake_api, "lost") - before <= 1
+
+    run(fake_api, tmp_path, host, scenario, confirm_after_s=0.01)
+
+
 def test_a_claim_is_kept_while_its_pod_reserves_it(fake_api: FakeApi, tmp_path: Path, host: Host) -> None:
     async def scenario(orphaned: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         node.hold("l", "lost")
@@ -160,6 +197,68 @@ def test_a_claim_is_kept_while_its_pod_runs(fake_api: FakeApi, tmp_path: Path, h
         cgroup.write_text("0::/system.slice/sshd.service\n")
         await run_due_checks(orphaned, clock, 60)
         assert node.released == ["l"]
+
+    run(fake_api, tmp_path, host, scenario)
+
+
+IN_POD = {
+    "own cgroup namespace": f"0::/../../kubepods-besteffort-pod{POD.replace('-', '_')}.slice/crio-{'a' * 64}.scope\n",
+    "other root": f"0::/other/kubepods/pod{POD}/{'a' * 64}\n",
+    "unreadable": None,
+}
+
+
+@pytest.mark.parametrize("cgroup", IN_POD.values(), ids=list(IN_POD))
+def test_an_interface_is_kept_after_a_restart_while_its_pod_may_run(
+    fake_api: FakeApi, tmp_path: Path, host: Host, cgroup: str | None
+) -> None:
+    put(fake_api, "lost", "l")
+    file = host.proc / "4711/cgroup"
+    file.parent.mkdir()
+    if cgroup is None:
+        file.mkdir()
+    else:
+        file.write_text(cgroup)
+
+    async def scenario(orphaned: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+        node.pods = (POD,)
+        node.hold("l", "lost", "nic-0")
+        await start(orphaned, node.release)
+        await check_twice(orphaned, clock, "l")
+        assert not node.released
+        with pytest.raises(RetryableError, match="process 4711"):
+            await orphaned.release("l", force=False)
+        file.rmdir() if cgroup is None else file.unlink()
+        # Of a static pod, whose UID is not a UUID.
+        file.write_text(f"0::/kubepods/burstable/pod{'b' * 32}/{'a' * 64}\n")
+        await run_due_checks(orphaned, clock, 60)
+        assert node.released == ["l"]
+
+    run(fake_api, tmp_path, host, scenario)
+
+
+@pytest.mark.parametrize("device", ["nic-0", "gone-0"])
+@pytest.mark.parametrize("hidden", [True, False], ids=["hidden processes", "earlier record"])
+def test_a_device_is_kept_while_nothing_shows_its_use(
+    fake_api: FakeApi, tmp_path: Path, host: Host, device: str, hidden: bool
+) -> None:
+    put(fake_api, "lost", "l")
+    put(fake_api, "gpu", "g")
+
+    async def scenario(orphaned: OrphanedClaims, node: Node, clock: Clock, api: ApiClient) -> None:
+        if hidden:
+            (host.proc / "self/ns").mkdir(parents=True)
+            (host.proc / "self/ns/pid").symlink_to("pid:[4026532201]")
+        else:
+            node.pods = ()
+        node.hold("l", "lost", device)
+        node.hold("g", "gpu")
+        await start(orphaned, node.release)
+        await check_twice(orphaned, clock, "l")
+        await check_twice(orphaned, clock, "g")
+        assert node.released == ([] if hidden else ["g"]), "open device nodes show the use of a GPU"
+        with pytest.raises(RetryableError, match="cannot determine if its pods run: "):
+            await orphaned.release("l", force=False)
 
     run(fake_api, tmp_path, host, scenario)
 

@@ -124,12 +124,12 @@ def refuse_holders(holders: FileHolders, where: str, prefix: str = "") -> None:
 def processes_holding(host: Host, nodes: Iterable[DeviceNode], deadline: Deadline) -> FileHolders:
     """Return the processes that have one of the nodes open, by any path, except for the agent.
 
-    The search ends at the deadline, and after SEARCH_TIMEOUT_S.
+    The search ends at the deadline, and after SEARCH_TIMEOUT_S. Raises RetryableError if /proc cannot be read.
     """
     node_by_identity = {identity: node.path for node in nodes for identity in _identities(host, node)}
     found: list[FileHolder] = []
     unread: dict[int, str] = {}
-    pids = sorted(process_ids(host.proc)) if node_by_identity else []
+    pids = sorted(listed_processes(host)) if node_by_identity else []
     deadline = deadline.capped(SEARCH_TIMEOUT_S)
     available_s = deadline.remaining()
     for number, pid in enumerate(pids):
@@ -152,6 +152,19 @@ def processes_holding(host: Host, nodes: Iterable[DeviceNode], deadline: Deadlin
     return FileHolders(found, unread)
 
 
+def listed_processes(host: Host) -> list[int]:
+    """Return the processes of the host that are visible. Raises RetryableError."""
+    try:
+        return process_ids(host.proc)
+    except OSError as error:
+        raise _unreadable(host.proc, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> RetryableError:
+    reason = error.strerror or str(error)
+    return RetryableError(f"cannot determine what uses devices: {reason}", where=str(path), hint="the agent retries")
+
+
 def _holders(host: Host, pid: int, nodes: Iterable[str]) -> list[FileHolder]:
     return [FileHolder(pid, _name(host.proc / str(pid)), node) for node in sorted(nodes)]
 
@@ -167,14 +180,23 @@ def device_nodes(host: Host, device: Device) -> list[DeviceNode]:
 
 
 def function_nodes(host: Host, address: str) -> list[DeviceNode]:
-    """Return the device nodes of a function's driver that are in /sys, in the order of their paths."""
+    """Return the device nodes of a function's driver that are in /sys, in the order of their paths.
+
+    Raises RetryableError if they cannot be read: without them, a device would be reported as unused.
+    """
     folder = host.sysfs / "bus/pci/devices" / address
     nodes: list[DeviceNode] = []
+
+    def failed(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # removed meanwhile
+            raise _unreadable(folder, error) from error
+
     try:
-        below = os.walk(folder.resolve(strict=True))
-    except OSError:
+        folder = folder.resolve(strict=True)
+    except OSError as error:
+        failed(error)
         return nodes
-    for where, folders, files in below:
+    for where, folders, files in os.walk(folder, onerror=failed):
         # Functions behind a bridge are separate: directories with an address.
         folders[:] = [name for name in folders if ":" not in name and name not in {"power", "msi_irqs"}]
         if "dev" in files and "uevent" in files:
@@ -197,8 +219,12 @@ def _number(major: str, minor: str) -> tuple[int, int] | None:
 def _uevent_nodes(uevent: Path) -> list[DeviceNode]:
     try:
         lines = uevent.read_text().splitlines()
-    except OSError:
-        return []
+    except FileNotFoundError:
+        return []  # removed meanwhile
+    except OSError as error:
+        if error.errno == errno.ENODEV:
+            return []  # being removed
+        raise _unreadable(uevent, error) from error
     values = dict(line.partition("=")[::2] for line in lines)
     number = _number(values.get("MAJOR", ""), values.get("MINOR", ""))
     is_block = (uevent.parent / "subsystem").resolve().name == _BLOCK

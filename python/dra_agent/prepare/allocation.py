@@ -54,8 +54,15 @@ class _Allocation(msgspec.Struct):
     devices: _Devices | None = None
 
 
-class _Status(msgspec.Struct):
+class _Consumer(msgspec.Struct, rename="camel"):
+    uid: str
+    resource: str
+    api_group: str = ""
+
+
+class _Status(msgspec.Struct, rename="camel"):
     allocation: _Allocation | None = None
+    reserved_for: list[_Consumer] | None = None
 
 
 class _Claim(msgspec.Struct):
@@ -88,6 +95,8 @@ class ClaimAllocation(ClaimRef, frozen=True):
     config: tuple[ConfigEntry, ...]
     pod_claim_name: str | None = None
     """The pod's name for the claim, if it was created from a template."""
+    pods: tuple[str, ...] = ()
+    """UIDs of the pods that it is reserved for; empty if that names others, such as groups of pods."""
 
 
 def read(claim: Mapping[str, Any], driver: str) -> ClaimAllocation:
@@ -126,7 +135,14 @@ def read(claim: Mapping[str, Any], driver: str) -> ClaimAllocation:
         config,
         # Users may write any annotation; this one becomes part of a path.
         pod_claim_name if is_label(pod_claim_name) else None,
+        _pods(parsed.status.reserved_for or () if parsed.status else ()),
     )
+
+
+def _pods(consumers: Sequence[_Consumer]) -> tuple[str, ...]:
+    if any(consumer.resource != "pods" or consumer.api_group for consumer in consumers):
+        return ()
+    return tuple(consumer.uid for consumer in consumers)
 
 
 def _devices(results: Iterable[_Result], where: str) -> tuple[ClaimDevice, ...]:

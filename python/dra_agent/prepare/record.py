@@ -40,6 +40,8 @@ class ClaimRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The `digest` of this driver's configuration in the allocation; None in records of earlier agents."""
     ahead: bool = False
     """Prepared before its pod was bound, and not requested by the kubelet since: no container uses it."""
+    pods: tuple[str, ...] = ()
+    """UIDs of the pods that it was prepared for; empty if they are not known, as in records of earlier agents."""
 
 
 def of_allocation(allocation: ClaimAllocation, steps: tuple[SetupStep, ...], *, ahead: bool = False) -> ClaimRecord:
@@ -53,6 +55,7 @@ def of_allocation(allocation: ClaimAllocation, steps: tuple[SetupStep, ...], *, 
         pod_claim_name=allocation.pod_claim_name,
         config=digest(allocation),
         ahead=ahead,
+        pods=allocation.pods,
     )
 
 
@@ -132,6 +135,12 @@ def created_uuids(entries: Iterable[LedgerEntry]) -> dict[str, str]:
                 if isinstance(created, dict) and isinstance(uuid := created.get("uuid"), str):
                     found[str(key).partition("/")[0]] = uuid
     return found
+
+
+def pods(entry: LedgerEntry) -> frozenset[str]:
+    """Return the UIDs of the pods that a claim was prepared for; empty if they are not known."""
+    record = read(entry)
+    return frozenset() if record is None else frozenset(record.pods)
 
 
 def unknown_setups(entry: LedgerEntry, setups: Collection[Kind]) -> list[str] | None:

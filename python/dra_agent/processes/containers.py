@@ -8,6 +8,7 @@ user (user.slice) may have any names. All other processes are unknown, with a re
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -52,6 +53,19 @@ def place_of(proc: Path, pid: int) -> Place | None:
     except OSError as error:
         return Place("unknown", reason=f"its cgroup cannot be read ({error.strerror})")
     return parse(text)
+
+
+def pod_among(proc: Path, pid: int, pods: Collection[str]) -> str | None:
+    """Return which of these pods, by UID, a process may be in; None if in none of them, or if it has exited.
+
+    Unlike with `place_of`, a name anywhere in its cgroups counts: also outside of the agent's cgroup namespace, and
+    where a user could have chosen it. Raises OSError.
+    """
+    try:
+        text = (proc / str(pid) / "cgroup").read_bytes().decode(errors="replace").replace("_", "-")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return next((pod for pod in pods if pod and pod in text), None)
 
 
 def parse(text: str) -> Place:

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -38,6 +38,14 @@ class _ReservedClaim(msgspec.Struct, frozen=True):
     pod: str
     record: ClaimReleaseStatus
     claim: Mapping[str, Any]
+
+
+class _Pause(NamedTuple):
+    """When a pod is due; a pause that was planned for another deadline is over."""
+
+    until: float
+    """Infinite during an attempt."""
+    deadline: datetime | None
 
 
 class PodActions:
@@ -117,7 +125,7 @@ class Evictor:
         self._driver = driver
         self._is_leader = is_leader
         self._now = now
-        self._due: dict[str, float] = {}
+        self._due: dict[str, _Pause] = {}
         self._ignored: dict[str, str] = {}
         """Pods that are not evicted, by UID, and the reason that was logged."""
         self._settled: set[str] = set()
@@ -136,7 +144,7 @@ class Evictor:
         async with asyncio.TaskGroup() as attempts:
             while self._reclaim.state.noticed is not None:
                 for uid, uses in self._due_pods().items() if self._is_leader() else ():
-                    self._due[uid] = float("inf")  # until this attempt is over
+                    self._due[uid] = _Pause(float("inf"), None)
                     attempts.create_task(self._attempt(uid, uses), name="reclaim pod")
                 await asyncio.sleep(POLL_INTERVAL_S)
 
@@ -158,8 +166,14 @@ class Evictor:
 
     def _due_pods(self) -> dict[str, list[_ReservedClaim]]:
         """Return the pods that are due, by UID, each with the claims of this node that are reserved for it."""
-        now = asyncio.get_running_loop().time()
-        return {uid: uses for uid, uses in self._held_pods().items() if now >= self._due.get(uid, 0)}
+        now, deadline = asyncio.get_running_loop().time(), self._reclaim.state.deadline
+
+        def is_due(pause: _Pause | None) -> bool:
+            if pause is None or now >= pause.until:
+                return True
+            return pause.deadline != deadline and pause.until != float("inf")
+
+        return {uid: uses for uid, uses in self._held_pods().items() if is_due(self._due.get(uid))}
 
     def _held_pods(self) -> dict[str, list[_ReservedClaim]]:
         """Return the pods that may have to be evicted, by UID."""
@@ -176,7 +190,7 @@ class Evictor:
 
     async def _attempt(self, uid: str, uses: list[_ReservedClaim]) -> None:
         # A pod that takes long, or fails, does not delay others.
-        pause, first = POLL_INTERVAL_S, uses[0]
+        pause, first, deadline = POLL_INTERVAL_S, uses[0], self._reclaim.state.deadline
         pod = f"{first.record.namespace}/{first.pod}"
         try:
             async with self._slots:
@@ -196,7 +210,7 @@ class Evictor:
             pause = RETRY_AFTER_S
             log.exception("a pod is not evicted because of a defect", extra={"pod": pod})
         finally:
-            self._due[uid] = asyncio.get_running_loop().time() + pause
+            self._due[uid] = _Pause(asyncio.get_running_loop().time() + pause, deadline)
 
     async def _evict(self, uid: str, uses: list[_ReservedClaim]) -> float:
         """Apply the most urgent action of its claims; return the seconds to the next attempt."""

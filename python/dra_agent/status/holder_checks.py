@@ -42,7 +42,9 @@ class HolderCheckingPreparer:
 
     def unprepare(self, uid: str, deadline: Deadline) -> object:
         """Release a claim."""
-        return self._preparer.unprepare(uid, deadline)
+        result = self._preparer.unprepare(uid, deadline)
+        self._orphaned.unprepared(uid)
+        return result
 
 
 def _hint(uid: str) -> str:

@@ -7,15 +7,15 @@ from typing import Any
 
 from dra_agent.api_object import allocation_of, consumers_of
 from dra_agent.deadline import Deadline
-from dra_agent.device_setup.open_files import SEARCH_TIMEOUT_S, device_nodes, require_unused
+from dra_agent.device_setup.open_files import SEARCH_TIMEOUT_S, device_nodes, listed_processes, require_unused
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
 from dra_agent.prepare import allocation as allocations
 from dra_agent.prepare import record as records
 from dra_agent.prepare.ledger import LedgerEntry
-from dra_agent.processes.containers import place_of
-from dra_agent.processes.stat import process_ids
+from dra_agent.processes.containers import pod_among
+from dra_agent.processes.visibility import hidden_processes_reason, permission_hint
 from dra_agent.status.device_status import NodeDevices
 
 NO_LONGER_EXISTS = "no longer exists"
@@ -56,19 +56,43 @@ def require_unused_claim(host: Host, devices: NodeDevices, entry: LedgerEntry, p
     """
     deadline = Deadline.of(SEARCH_TIMEOUT_S)  # of all its devices: the operator's command waits for them
     functions: dict[tuple[str, str | None], Device] = {}  # partitions have the nodes of their device
+    pods_matter = False
     for held in entry.devices:
         device = devices.lookup(held.pool, held.device)
         if device is not None and not held.admin_access:
             functions[device.pci_address, device.identity.get("minor")] = device
+        pods_matter |= device is None and not held.admin_access
     for device in functions.values():
-        why = f"a device of it ({device.pci_address}) may be in use"
-        require_unused(host, device_nodes(host, device), entry.with_uid, deadline, why)
-    for pid in sorted(process_ids(host.proc)) if pods else ():
-        place = place_of(host.proc, pid)
-        if place is not None and place.kind == "pod" and place.pod_uid in pods:
+        nodes = device_nodes(host, device)
+        # A pod uses a network interface without an open device node.
+        pods_matter |= not nodes or device.family == "nic"
+        require_unused(host, nodes, entry.with_uid, deadline, f"a device of it ({device.pci_address}) may be in use")
+    if pods_matter:
+        _require_known_pods(host, entry)
+    _require_ended(host, entry, pods, deadline)
+
+
+def _require_known_pods(host: Host, entry: LedgerEntry) -> None:
+    """Raise RetryableError where it cannot be known if a pod of the claim runs."""
+    unknown, hint = hidden_processes_reason(host), permission_hint()
+    if not unknown and not records.pods(entry):
+        unknown, hint = "the ledger has no pod of it", "end the pods that use it, then release it with --force"
+    if unknown:
+        raise RetryableError(f"cannot determine if its pods run: {unknown}", where=entry.with_uid, hint=hint)
+
+
+def _require_ended(host: Host, entry: LedgerEntry, pods: Collection[str], deadline: Deadline) -> None:
+    for pid in sorted(listed_processes(host)) if pods else ():
+        try:
+            pod = pod_among(host.proc, pid, pods)
+        except OSError as error:
             raise RetryableError(
-                f"its pod {place.pod_uid} still runs (process {pid})",
+                f"cannot determine if its pods run: the cgroup of process {pid} cannot be read ({error.strerror})",
                 where=entry.with_uid,
-                hint="end it; the agent retries",
+                hint="the agent retries",
+            ) from error
+        if pod is not None:
+            raise RetryableError(
+                f"its pod {pod} still runs (process {pid})", where=entry.with_uid, hint="end it; the agent retries"
             )
         deadline.check(entry.with_uid)

@@ -25,6 +25,7 @@ from dra_agent.health.published_health import unusable_reason
 from dra_agent.host import Host
 from dra_agent.inventory.model import device_key
 from dra_agent.kube_client import RESOURCE_CLAIMS, ApiClient, NotFoundError
+from dra_agent.prepare import record as records
 from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
 from dra_agent.prepare.preparer import MayRelease
 from dra_agent.status.device_status import NodeDevices
@@ -45,6 +46,8 @@ PERIOD_S = 1200.0
 """Between two checks while nothing is suspected, each of one claim; half to one and a half times this."""
 RETRY_S = 60.0
 """Seconds between two attempts to release an orphaned claim; at most the time between two checks."""
+LEAST_RETRY_S = 1.0
+"""Between two attempts if the time between two checks is shorter."""
 GET_TIMEOUT_S = 10.0
 
 Release = Callable[[str, Deadline, MayRelease], object]
@@ -87,7 +90,7 @@ class OrphanedClaims:
         self._events = events
         self._driver = driver
         self._confirm_after_s = confirm_after_s
-        self._retry_s = min(RETRY_S, confirm_after_s)
+        self._retry_s = max(LEAST_RETRY_S, min(RETRY_S, confirm_after_s))
         self._claim_pods = claim_pods
         self._is_leader = is_leader
         self._now = now
@@ -96,7 +99,10 @@ class OrphanedClaims:
         self.suspicions: dict[str, Suspicion] = {}
         """By UID of the claim."""
         self._pods: dict[str, frozenset[str]] = {}
-        """UIDs of the pods for which a claim was reserved when it had its devices, by UID of the claim."""
+        """UIDs of the pods for which a claim was last reserved when it had its devices, by UID of the claim.
+
+        They may have joined after it was prepared, and be missing in the ledger.
+        """
         self._due: dict[str, float] = {}
         self._next_entry = 0
         self._reported: dict[str, str] = {}
@@ -143,11 +149,11 @@ class OrphanedClaims:
 
         def add() -> None:
             for uid in uids:
-                if uid not in self.suspicions:
+                if uid not in self.suspicions or uid not in self._due:
                     self._due[uid] = self._now()
             self._wake.set()
 
-        if self._loop is not None:
+        if self._loop is not None and self._confirm_after_s > 0:
             self._loop.call_soon_threadsafe(add)
 
     def prepared(self, claim: dict[str, Any]) -> None:
@@ -155,6 +161,12 @@ class OrphanedClaims:
         uid = str(claim["metadata"]["uid"])
         self.suspicions.pop(uid, None)
         self._pods[uid] = frozenset(str(consumer.get("uid")) for consumer in consumers_of(claim))
+
+    def unprepared(self, uid: str) -> None:
+        """Forget a claim that was released; callable from any thread."""
+        self.suspicions.pop(uid, None)
+        self._pods.pop(uid, None)
+        self._reported.pop(uid, None)
 
     async def release(self, name: str, *, force: bool) -> dict[str, Any]:
         """Unprepare a claim on request of an operator, by its UID or NAMESPACE/NAME; return the result.
@@ -241,7 +253,11 @@ class OrphanedClaims:
             if entry is None or not self._is_leader():
                 self.suspicions.pop(uid, None)
                 continue
-            await self._check(entry)
+            try:
+                await self._check(entry)
+            except Exception:  # a defect for one claim must not affect the others, nor have it forgotten
+                log.exception("prepared claim is not compared with the API server this time", extra={"claim": uid})
+                self._due[uid] = self._now() + self._retry_s
 
     async def _check(self, entry: LedgerEntry) -> None:
         reason = await self._orphan_reason(entry)
@@ -317,7 +333,7 @@ class OrphanedClaims:
             return NO_LONGER_EXISTS if error.is_of(entry.name) else None
         except AgentError:
             return None
-        reason = orphan_reason(entry, claim, self._driver, self._pods.get(entry.uid, ()))
+        reason = orphan_reason(entry, claim, self._driver, self._users(entry))
         if reason == "":
             self._pods[entry.uid] = frozenset(str(consumer.get("uid")) for consumer in consumers_of(claim))
             if self._claim_pods is not None:
@@ -325,7 +341,10 @@ class OrphanedClaims:
         return reason
 
     def _check_unused(self, entry: LedgerEntry) -> None:
-        require_unused_claim(self._host, self._devices, entry, self._pods.get(entry.uid, ()))
+        require_unused_claim(self._host, self._devices, entry, self._users(entry))
+
+    def _users(self, entry: LedgerEntry) -> frozenset[str]:
+        return self._pods.get(entry.uid, frozenset()) | records.pods(entry)
 
 
 def _unknown(entry: LedgerEntry, hint: str = "") -> RetryableError:
