@@ -57,7 +57,8 @@ def test_a_claim_that_lost_its_devices_is_released_by_the_agent(
             lose(fake_api, claim)
             other = allocate(fake_api, "next")
             refused = (await prepare(driver, other)).error
-            assert f"dra-agent claim release {claim[2]}" in refused
+            assert "is held by another claim; the agent's log names it" in refused
+            await asyncio.to_thread(agent.wait_for, f"dra-agent claim release {claim[2]}")
             await asyncio.to_thread(agent.wait_for, "orphaned claim was released")
             assert not (await prepare(driver, other)).error
 
