@@ -15,7 +15,7 @@ CLAIM = {"name": "gpu", "resourceClaimName": "mine"}
 GPU = "example.com/gpu"
 
 
-def container(*claims: Json, **resources: Any) -> Json:
+def container(*claims: Any, **resources: Any) -> Json:
     return {"name": "c", "resources": {"claims": list(claims), **resources}}
 
 
