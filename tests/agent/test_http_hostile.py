@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from http import HTTPStatus
+from typing import Any
 
 import pytest
 
@@ -248,7 +249,7 @@ def test_a_listener_that_the_kernel_refuses_once_accepts_afterwards(
     monkeypatch.setattr(bounded_http, "_GRACE_S", 1.0)
     register, refused = selectors.DefaultSelector.register, [0]
 
-    def refuse_once(selector: selectors.BaseSelector, end: object, *args: object) -> object:
+    def refuse_once(selector: Any, end: Any, *args: Any) -> object:
         is_listener = isinstance(end, socket.socket) and end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         if is_listener and end.getsockname()[1] == server.port and not refused[0]:
             refused[0] += 1

@@ -40,7 +40,7 @@ class Node:
         self.released: list[str] = []
         self.events: list[str] = []
         self.node = "node-a"
-        self.pods = ("9f0e0d0c-0b0a-4908-8706-050403020109",)
+        self.pods: tuple[str, ...] = ("9f0e0d0c-0b0a-4908-8706-050403020109",)
         """Recorded in the ledger for each claim."""
 
     def entries(self) -> list[LedgerEntry]:
