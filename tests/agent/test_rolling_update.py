@@ -50,7 +50,7 @@ def test_each_agent_continues_claims_of_the_other(
             response = await prepare(old_driver, one)
             assert not response.error
             assert await prepare(new_driver, one) == response
-            assert "one" in (await prepare(new_driver, two)).error, "held, as the older agent recorded"
+            assert "is held by another claim" in (await prepare(new_driver, two)).error, "as the older agent recorded"
             assert await unprepare(new_driver, one) == ""
             assert await unprepare(old_driver, one) == "" and specs(tmp_path) == []
             assert not (await prepare(new_driver, two)).error

@@ -116,7 +116,7 @@ class Life:
                     await asyncio.wait_for(step(self), self.options.deadline_s)
                 except TimeoutError:
                     raise BrokenPromiseError(
-                        f"{name}: not done after {DEADLINE_S:.0f} s {self.last_response}"
+                        f"{name}: not done after {self.options.deadline_s:.0f} s {self.last_response}"
                     ) from None
                 self.durations_s.append(time.monotonic() - started)
             if taking is not None:

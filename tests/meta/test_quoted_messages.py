@@ -24,6 +24,7 @@ COMMANDS = {
 }
 COMMANDS |= {"python", "systemctl"}
 OTHERS = {
+    "cannot reserve space for releases in": "the ledger, which is Rust",
     "certificate has expired": "OpenSSL",
     "insufficient unused quota for gpu-memory in flavor": "Kueue",
     "images import dra-agent-image": "an option of ctr",

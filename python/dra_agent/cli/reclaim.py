@@ -98,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
         _show(status)
     else:
         emit({**status, "notes": [] if note is None else [str(note)]}, args.output)
-    if note is not None and args.verb == "status":
+    # A reclaim that was started by hand needs no source.
+    if note is not None and args.verb == "status" and (status["sources"] or status["phase"] == "none"):
         sys.stdout.flush()
         print(f"warning: {note}", file=sys.stderr)
     # An agent of an earlier version does not report it.
