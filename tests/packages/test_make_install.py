@@ -78,7 +78,7 @@ def test_the_quickstart_gives_a_container_its_gpu(uninstalled: Machine, tmp_path
 def test_the_commands_of_the_pages_install_upgrade_and_remove_the_service(uninstalled: Machine) -> None:
     install, *start = documented.block("install/systemd.md", "The agent as a systemd service")
     assert install == "make install" and start[-1] == "systemctl status dra-agent"
-    paste(uninstalled, install, user="root")
+    paste(uninstalled, f"{install} SIMULATE=1", user="root")
     added = "\n".join(settings())
     uninstalled.write(CONFIG, uninstalled.output("cat", CONFIG) + f"\n{added}\n")
     assert re.search(r"\d+ devices on node ", paste(uninstalled, *start, user="root"))
@@ -90,7 +90,7 @@ def test_the_commands_of_the_pages_install_upgrade_and_remove_the_service(uninst
 
     upgrade = documented.row(documented.LIFECYCLE, "service")
     assert upgrade == ["make install", "systemctl daemon-reload", "systemctl restart dra-agent"]
-    assert f"kept      {CONFIG}" in paste(uninstalled, *upgrade, user="root")
+    assert f"kept      {CONFIG}" in paste(uninstalled, f"{upgrade[0]} SIMULATE=1", *upgrade[1:], user="root")
     assert uninstalled.property("MainPID") not in ("0", process)
     assert uninstalled.output("cat", f"/run/cdi/{spec}") == content
 

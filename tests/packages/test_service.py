@@ -190,7 +190,8 @@ def test_fields_of_messages_are_in_the_journal(installed: Machine) -> None:
     spec = apply_claim(installed, "logged")
     installed.write("/etc/dra-agent/config.toml", "no_such_key = 1\n")
     try:
-        installed.run("systemctl", "reload", "dra-agent")
+        assert installed.run("systemctl", "reload", "dra-agent", check=False).returncode != 0
+        installed.run("systemctl", "kill", "--signal=HUP", "dra-agent")
         eventually(lambda: "not reloaded" in installed.journal(), installed.journal, within=WAIT_S)
         entries = entries_of_this_run(installed)
         ((prepared, event),) = [one for one in entries if one[1]["message"] == "claim prepared"]
