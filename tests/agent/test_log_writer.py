@@ -154,7 +154,7 @@ def test_a_finalizer_that_logs_while_dropped_lines_are_reported_stops_nothing(pi
     reading.start()
 
     def log_on() -> None:
-        for _ in range(100):
+        for _ in range(5):
             Garbage(logger)
             logger.info("y")
         writer.flush()

@@ -212,7 +212,8 @@ def test_fields_of_messages_are_in_the_journal(installed: Machine) -> None:
 def entries_of_this_run(machine: Machine) -> list[tuple[dict[str, str], dict[str, Any]]]:
     """Return the agent's own entries of the journal since its last start, each with the JSON object that it logged."""
     run = f"_SYSTEMD_INVOCATION_ID={machine.property('InvocationID')}"
-    lines = machine.output("journalctl", "--output=json", run, "_COMM=dra-agent").splitlines()
+    process = f"_PID={machine.property('MainPID')}"  # and not the check of the configuration before a reload
+    lines = machine.output("journalctl", "--output=json", run, process, "_COMM=dra-agent").splitlines()
     entries = [json.loads(line) for line in lines]
     return [(entry, json.loads(entry["MESSAGE"])) for entry in entries]
 
