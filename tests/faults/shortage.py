@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import permissions
+from dra_agent.processes.tree import descendants
 from faults.disk import Disk, Fault
 
 UID = 64_999
@@ -63,16 +64,6 @@ def begin_process() -> None:
         kind, value = LIMITS[name]
         _, hard = resource.getrlimit(_RESOURCES[kind])
         resource.setrlimit(_RESOURCES[kind], (value(os.getpid()), hard))
-
-
-def tree(pid: int) -> list[int]:
-    """Return the process and its descendants."""
-    found = [pid]
-    for parent in found:
-        with suppress(OSError):
-            for task in Path(f"/proc/{parent}/task").iterdir():
-                found += map(int, (task / "children").read_text().split())
-    return found
 
 
 def lowest_free_descriptor(pid: int) -> int:
@@ -182,7 +173,7 @@ class Shortages:
         elif name == "stderr":
             self._log.stop_reading()
         elif (pid := self._pid()) is not None:
-            limit(name, tree(pid))
+            limit(name, [pid, *descendants(pid)])
 
     def end(self, name: str) -> None:
         """Give it back."""
@@ -192,4 +183,4 @@ class Shortages:
         elif name == "stderr":
             self._log.read_again()
         elif (pid := self._pid()) is not None:
-            release(name, tree(pid))
+            release(name, [pid, *descendants(pid)])

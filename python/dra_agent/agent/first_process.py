@@ -23,6 +23,8 @@ def run_in_child() -> None:
     awaited = {*FORWARDED, signal.SIGCHLD}
     # Blocked before the fork: a signal that comes now is not lost, although the kernel has no default actions here.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    from dra_agent.processes.tree import reap
+
     agent = os.fork()
     if agent == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -32,15 +34,5 @@ def run_in_child() -> None:
         if number != signal.SIGCHLD:
             with suppress(ProcessLookupError):
                 os.kill(agent, number)
-        elif (code := _reap(agent)) is not None:
-            os._exit(code)  # nothing of the forked interpreter may run
-
-
-def _reap(agent: int) -> int | None:
-    """Reap all children that have ended; return the exit code if the agent is one of them."""
-    code = None
-    with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-            if ended[0] == agent:
-                code = os.waitstatus_to_exitcode(ended[1])
-    return 128 - code if code is not None and code < 0 else code
+        elif (code := reap()[0].get(agent)) is not None:
+            os._exit(code if code >= 0 else 128 - code)  # nothing of the forked interpreter may run
