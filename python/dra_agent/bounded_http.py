@@ -8,7 +8,6 @@ needs no event loop of the agent, so it responds when that does not.
 
 from __future__ import annotations
 
-import errno
 import io
 import logging
 import selectors
@@ -23,10 +22,9 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from dra_agent.daemon_threads import DaemonExecutor
-from dra_agent.errors import UsageError
+from dra_agent.errors import SHORTAGES, UsageError
 from dra_agent.http_connection import HttpConnection, surplus
 from dra_agent.supervisor import supervisor
-from dra_agent.threads import NoThreadError
 
 CONNECTION_TIMEOUT_S = 10.0
 """Seconds from the start to the end of a connection, independent of the client."""
@@ -40,7 +38,6 @@ MAX_THREADS = 64
 """Closed connections count until their thread ends."""
 PROBE_THREADS = 8
 """Threads of these for probes only."""
-_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _POLL_INTERVAL_S = 0.25
 """Seconds between two checks of deadlines while there are connections."""
 _ACCEPT_BATCH = 16
@@ -223,7 +220,7 @@ class _Server:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in _SHORTAGES:
+                if error.errno in SHORTAGES:
                     self._wait_for_room(error)
                 return  # the client has gone
             self._is_short = False
@@ -275,8 +272,6 @@ class _Server:
                 if (closed := surplus(self._served, one.group, MAX_SERVED, MAX_SERVED // 2)) is not None:
                     del self._served[closed]
                     closed.end()
-        if not is_probe:
-            with self._lock:
                 self._served[one] = None
         if not threads.start(self._respond, one, head):
             self._finish(one)  # requests come faster than threads end
@@ -328,7 +323,7 @@ class _Threads:
             return False
         try:
             self._executor.submit(work, *args).add_done_callback(lambda _: self._free.release())
-        except (NoThreadError, RuntimeError):
+        except RuntimeError:  # no thread, or after `close`
             self._free.release()
             return False
         return True

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
 from dra_agent.printable import printable
+
+SHORTAGES = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Error numbers of what the system or this process lacks now: they say nothing about the object of the call."""
 
 
 class AgentError(Exception):

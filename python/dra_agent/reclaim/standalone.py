@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import signal
@@ -15,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dra_agent.clock import STEADY
 from dra_agent.command import inherited_environment
+from dra_agent.errors import SHORTAGES
 from dra_agent.path_search import executable
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import ReclaimSettings
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 SHORTAGE_RETRY_S = 0.25
 """Seconds until a program is started again for which the system had no room."""
-_SHORTAGES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 _MAX_CONCURRENT_HOOKS = 16
 
 
@@ -99,7 +98,7 @@ async def _start(command: Sequence[str], claim: Mapping[str, str], end: float) -
             )
         except OSError as error:
             is_last = asyncio.get_running_loop().time() + SHORTAGE_RETRY_S >= end
-            if is_last or error.errno not in _SHORTAGES:
+            if is_last or error.errno not in SHORTAGES:
                 raise
         await asyncio.sleep(SHORTAGE_RETRY_S)
 

@@ -10,7 +10,6 @@ process, so the difference is by how much the wall clock was stepped between the
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ import msgspec
 from dra_agent import atomic_file, file_lock
 from dra_agent.clock import STEADY, STEP, SteadyClock
 from dra_agent.deadline import Deadline
-from dra_agent.errors import RetryableError
+from dra_agent.errors import SHORTAGES, RetryableError
 from dra_agent.json_decode import decode_json
 from dra_agent.reclaim.state import ReclaimState, next_boot
 
@@ -62,8 +61,6 @@ LOCK_TIMEOUT_S = 1.0
 
 _Version = tuple[int, int, int]
 """Inode, size and time of change: each save replaces the file."""
-_TEMPORARY_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-"""Errors of a read that are about this process or host, and not about the file."""
 
 
 class _StateDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,7 +134,7 @@ class StateFile:
         try:
             document = decode_json(atomic_file.read(self.path, _MAX_STATE_BYTES), type=_StateDocument)
         except (OSError, msgspec.DecodeError) as error:
-            if isinstance(error, OSError) and error.errno in _TEMPORARY_ERRORS:
+            if isinstance(error, OSError) and error.errno in SHORTAGES:
                 raise RetryableError(f"cannot be read: {error.strerror}", where=str(self.path)) from error
             log.warning(
                 "the reclaim state of another agent cannot be read",
