@@ -48,10 +48,7 @@ def _of_taints(taints: list[Any], rules: Sequence[NodeTaint], first_seen: dict[s
         if rule is None:
             continue
         name = ascii_line(f"{taint['key']}:{taint.get('effect', '')}")
-        deadline = None
-        if rule.seconds is not None:
-            deadline = _since(taint.get("timeAdded"), name, first_seen) + timedelta(seconds=rule.seconds)
-        yield Signal("node", rule.kind, name, f"the node has the taint {name}", deadline)
+        yield _signal(rule, "taint", name, taint.get("timeAdded"), first_seen)
 
 
 def _of_conditions(
@@ -62,10 +59,16 @@ def _of_conditions(
         if rule is None:
             continue
         name = ascii_line(f"{rule.type}={rule.status}")
-        deadline = None
-        if rule.seconds is not None:
-            deadline = _since(condition.get("lastTransitionTime"), name, first_seen) + timedelta(seconds=rule.seconds)
-        yield Signal("node", rule.kind, name, f"the node has the condition {name}", deadline)
+        yield _signal(rule, "condition", name, condition.get("lastTransitionTime"), first_seen)
+
+
+def _signal(
+    rule: NodeTaint | NodeCondition, what: str, name: str, since: object, first_seen: dict[str, datetime]
+) -> Signal:
+    deadline = None
+    if rule.seconds is not None:
+        deadline = _since(since, name, first_seen) + timedelta(seconds=rule.seconds)
+    return Signal("node", rule.kind, name, f"the node has the {what} {name}", deadline)
 
 
 def _matches(condition: Any, rule: NodeCondition) -> bool:
