@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.errors import NoSuchObjectError, RetryableError
+from dra_agent.host import Host
 from dra_agent.processes.stat import read_stat, start_time
 from dra_agent.standalone.claim import RUN, RUN_PROCESSES
 
@@ -132,8 +132,4 @@ def _scope() -> str:
         namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - not a path
     except OSError:
         namespace = "unknown"
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = "unknown"
-    return f"{boot}/{namespace}"
+    return f"{Host().boot_id()}/{namespace}"
